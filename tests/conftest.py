@@ -1,0 +1,8 @@
+"""What every test relies on: no network, a fixed number of threads."""
+
+import os
+
+# Before torch or huggingface_hub is imported: both read these once, at import.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

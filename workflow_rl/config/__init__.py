@@ -1,0 +1,1 @@
+"""What a run is told: typed configuration and prompt files. Reads without PyTorch."""
