@@ -1,0 +1,176 @@
+"""The embedded world: one coloured shape on a dark ground, 32x32 pixels, 9 frames.
+
+Positions are in pixels, x to the right and y downwards, with pixel (row, col) centred on
+(col + 0.5, row + 0.5). Pixels are floats in [0, 1]; every draw comes from the caller's generator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+SIZE = 32
+NUM_FRAMES = 9
+SHAPE_RADIUS = 5.0
+"""Half the side of the box every shape fills, in pixels."""
+MARGIN = SHAPE_RADIUS + 0.5
+"""Smallest distance of a centre from the frame's edge: half a pixel is the soft outline."""
+MIN_SPEED, SPEED_RANGE = 0.2, 2.4
+"""Speed is MIN_SPEED + SPEED_RANGE * u**2 pixels per frame with u ~ U(0, 1)."""
+
+SHAPES: tuple[str, ...] = ("circle", "square", "triangle")
+COLOURS: dict[str, tuple[float, float, float]] = {
+    "red": (0.92, 0.14, 0.14),
+    "green": (0.12, 0.80, 0.22),
+    "blue": (0.18, 0.34, 0.96),
+    "yellow": (0.96, 0.86, 0.14),
+}
+GROUND: tuple[float, float, float] = (0.04, 0.04, 0.06)
+DIRECTIONS: dict[str, tuple[float, float]] = {
+    "left": (-1.0, 0.0),
+    "right": (1.0, 0.0),
+    "up": (0.0, -1.0),
+    "down": (0.0, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What one caption says. `str(caption)` is the text, `parse_caption` its inverse."""
+
+    shape: str
+    colour: str
+    direction: str
+
+    def __post_init__(self) -> None:
+        """Refuse words the world does not know."""
+        if (
+            self.shape not in SHAPES
+            or self.colour not in COLOURS
+            or self.direction not in DIRECTIONS
+        ):
+            raise ValueError(
+                f"unknown shape, colour or direction in {self.shape!r}, {self.colour!r}, "
+                f"{self.direction!r}; known: {SHAPES}, {tuple(COLOURS)}, {tuple(DIRECTIONS)}"
+            )
+
+    def __str__(self) -> str:
+        return f"a {self.colour} {self.shape} moving {self.direction}"
+
+
+def parse_caption(text: str) -> Caption:
+    """Read a caption such as `a red circle moving left`.
+
+    Raises
+    ------
+    ValueError
+        If the text is not a caption of this world.
+    """
+    words = text.strip().lower().split()
+    if len(words) != 5 or words[0] != "a" or words[3] != "moving":
+        raise ValueError(f"not a caption of the embedded world: {text!r}")
+    return Caption(shape=words[2], colour=words[1], direction=words[4])
+
+
+def all_captions() -> tuple[Caption, ...]:
+    """All 48 captions in a fixed order."""
+    return tuple(Caption(s, c, d) for s, c, d in product(SHAPES, COLOURS, DIRECTIONS))
+
+
+def held_out_captions() -> tuple[Caption, ...]:
+    """The 12 captions kept for evaluation.
+
+    A Latin rectangle: each shape with each colour once, each shape with each direction once, so
+    every shape occurs 4 times, every colour and every direction 3 times.
+    """
+    directions = tuple(DIRECTIONS)
+    return tuple(
+        Caption(shape, colour, directions[(i + j) % len(directions)])
+        for i, shape in enumerate(SHAPES)
+        for j, colour in enumerate(COLOURS)
+    )
+
+
+def train_captions() -> tuple[Caption, ...]:
+    """The 36 captions that reinforcement learning trains on."""
+    held_out = set(held_out_captions())
+    return tuple(caption for caption in all_captions() if caption not in held_out)
+
+
+def coverage(shape: str, centres_N2: Tensor) -> Tensor:
+    """Soft mask of a shape, from its signed distance to each pixel centre.
+
+    Parameters
+    ----------
+    shape
+        One of `SHAPES`.
+    centres_N2
+        Centres (x, y) in pixels.
+
+    Returns
+    -------
+    Tensor
+        `[N, SIZE, SIZE]` in [0, 1]: clip(0.5 - distance), a one-pixel soft outline.
+    """
+    grid = torch.arange(SIZE, dtype=torch.float32) + 0.5
+    dx = grid.view(1, 1, -1) - centres_N2[:, 0].view(-1, 1, 1)
+    dy = grid.view(1, -1, 1) - centres_N2[:, 1].view(-1, 1, 1)
+    r = SHAPE_RADIUS
+    if shape == "circle":
+        distance = (dx.square() + dy.square()).sqrt() - r
+    elif shape == "square":
+        distance = torch.maximum(dx.abs(), dy.abs()) - 0.9 * r
+    elif shape == "triangle":
+        # Apex (0, -r), base from (-r, r) to (r, r): two slanted edges 2|x| - y = r and y = r.
+        slanted = (2 * dx.abs() - dy - r) / 5**0.5
+        distance = torch.maximum(slanted, dy - r)
+    else:
+        raise ValueError(f"unknown shape {shape!r}; known: {SHAPES}")
+    return (0.5 - distance).clamp(0.0, 1.0)
+
+
+def draw(shape: str, colour: str, centres_N2: Tensor) -> Tensor:
+    """Draw one shape at N places; returns `[N, 3, SIZE, SIZE]` in [0, 1]."""
+    mask = coverage(shape, centres_N2).unsqueeze(1)
+    ground = torch.tensor(GROUND).view(1, 3, 1, 1)
+    return ground + mask * (torch.tensor(COLOURS[colour]).view(1, 3, 1, 1) - ground)
+
+
+def sample_centres(count: int, generator: torch.Generator) -> Tensor:
+    """Centres `[count, 2]`, uniform over where a shape lies fully inside the frame."""
+    return MARGIN + (SIZE - 2 * MARGIN) * torch.rand(count, 2, generator=generator)
+
+
+def sample_paths(captions: list[Caption], generator: torch.Generator) -> Tensor:
+    """Paths `[B, NUM_FRAMES, 2]`: uniform start, the caption's direction, stop at the edge."""
+    starts = sample_centres(len(captions), generator)
+    speeds = MIN_SPEED + SPEED_RANGE * torch.rand(len(captions), generator=generator).square()
+    steps = torch.tensor([DIRECTIONS[c.direction] for c in captions]) * speeds.unsqueeze(1)
+    time = torch.arange(NUM_FRAMES, dtype=torch.float32).view(1, -1, 1)
+    paths = starts.unsqueeze(1) + time * steps.unsqueeze(1)
+    return paths.clamp(MARGIN, SIZE - MARGIN)
+
+
+def sample_images(captions: list[Caption], generator: torch.Generator) -> Tensor:
+    """Images `[B, 3, SIZE, SIZE]` in [0, 1]; where the shape is does not depend on the caption."""
+    centres = sample_centres(len(captions), generator)
+    return torch.cat(
+        [draw(c.shape, c.colour, centres[i : i + 1]) for i, c in enumerate(captions)]
+    )
+
+
+def sample_videos(captions: list[Caption], generator: torch.Generator) -> Tensor:
+    """Videos `[B, 3, NUM_FRAMES, SIZE, SIZE]` in [0, 1]."""
+    paths = sample_paths(captions, generator)
+    videos = [draw(c.shape, c.colour, paths[i]) for i, c in enumerate(captions)]
+    return torch.stack(videos).transpose(1, 2)
+
+
+def sample_captions(count: int, generator: torch.Generator) -> list[Caption]:
+    """Captions drawn uniformly from all 48, with replacement."""
+    captions = all_captions()
+    picks = torch.randint(len(captions), (count,), generator=generator)
+    return [captions[i] for i in picks.tolist()]
