@@ -1,0 +1,1 @@
+"""Training: rollouts, credit, objectives, weight sync, checkpoints and methods."""
