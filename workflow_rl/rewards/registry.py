@@ -1,0 +1,143 @@
+"""The rewards that a configuration can name, and how a configuration's entry becomes one.
+
+Importing this module is cheap (no torch): a wrong name is told at once.
+"""
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from workflow_rl.errors import UserError
+from workflow_rl.rewards.python_callable import PythonCallable, check_arguments, import_dotted
+
+if TYPE_CHECKING:
+    from workflow_rl.rewards.base import Reward
+    from workflow_rl.rewards.composite import CompositeReward
+
+# name -> class, imported when used. A new reward is one file and one line here.
+REWARDS: dict[str, str] = {
+    "constant": "workflow_rl.rewards.constant:ConstantReward",
+    "directed_motion": "workflow_rl.rewards.directed_motion:DirectedMotion",
+}
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """One reward of a configuration.
+
+    Attributes
+    ----------
+    name : str or None
+        A name in ``REWARDS``; either this or ``callable``.
+    callable : str or None
+        A Python function, ``pkg.mod:fn``.
+    weight : float
+        Its factor in the sum; with 0 it is logged and changes nothing.
+    on : str or None
+        The stage whose output it scores; None is the last.
+    timeout_s : float or None
+        Seconds after which a call has failed.
+    args : mapping
+        Keyword arguments of the reward.
+    """
+
+    name: str | None = None
+    callable: str | None = None
+    weight: float = 1.0
+    on: str | None = None
+    timeout_s: float | None = None
+    args: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RewardTerm:
+    """A reward with its place in the sum; fields as in :class:`RewardSpec`."""
+
+    reward: "Reward"
+    weight: float = 1.0
+    on: str | None = None
+    timeout_s: float | None = None
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """A hint naming the known word most like ``word``, and all of them."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}known: {', '.join(known)}"
+
+
+def spec_from_mapping(entry: Mapping[str, object]) -> RewardSpec:
+    """A spec from an entry as written in YAML.
+
+    Raises
+    ------
+    UserError
+        An unknown key.
+    """
+    known = [item.name for item in fields(RewardSpec)]
+    for key in entry:
+        if key not in known:
+            raise UserError(f"unknown reward key {key!r}: {nearest(key, known)}")
+    return RewardSpec(**entry)  # type: ignore[arg-type]
+
+
+def build_reward(spec: RewardSpec | Mapping[str, object]) -> RewardTerm:
+    """The reward that an entry of a configuration describes.
+
+    Raises
+    ------
+    UserError
+        Unknown key, name or argument; neither or both of ``name`` and ``callable``; a callable
+        that cannot be imported; a weight that is not finite; a time-out that is not positive.
+    """
+    if isinstance(spec, Mapping):
+        spec = spec_from_mapping(spec)
+    if (spec.name is None) == (spec.callable is None):
+        raise UserError(
+            f"a reward has either a name or a callable, found name={spec.name!r} and "
+            f"callable={spec.callable!r}: give one of them"
+        )
+    label = spec.name or spec.callable
+    if not math.isfinite(spec.weight):
+        raise UserError(f"reward {label!r} has weight {spec.weight}: give a finite number")
+    if spec.timeout_s is not None and not spec.timeout_s > 0:
+        raise UserError(
+            f"reward {label!r} has timeout_s {spec.timeout_s}: give seconds above 0, or null"
+        )
+    reward = (
+        PythonCallable(spec.callable, spec.args)
+        if spec.callable is not None
+        else _build_named(str(spec.name), spec.args)
+    )
+    return RewardTerm(reward, spec.weight, spec.on, spec.timeout_s)
+
+
+def _build_named(name: str, args: Mapping[str, object]) -> "Reward":
+    """A registered reward with its arguments."""
+    if name not in REWARDS:
+        raise UserError(
+            f"unknown reward {name!r}: {nearest(name, list(REWARDS))}, or give a callable "
+            f"(module:function)"
+        )
+    builder = import_dotted(REWARDS[name])
+    if not callable(builder):
+        raise TypeError(f"REWARDS[{name!r}] names {builder!r}, not a class")
+    check_arguments(builder, (), args, name)
+    reward: Reward = builder(**args)
+    return reward
+
+
+def build_rewards(specs: Sequence[RewardSpec | Mapping[str, object]]) -> "CompositeReward":
+    """The weighted sum that a configuration's list of rewards describes.
+
+    Raises
+    ------
+    UserError
+        As :func:`build_reward`, or where no reward has a weight other than 0.
+    """
+    terms = [build_reward(spec) for spec in specs]
+    from workflow_rl.rewards.composite import CompositeReward
+
+    return CompositeReward(terms)
