@@ -1,0 +1,112 @@
+"""What a diffusers folder says about itself in JSON, read without PyTorch."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workflow_rl.config.stage import StageConfig
+from workflow_rl.errors import UserError
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models that a stage can use: its pipeline class and what it does."""
+
+    name: str
+    task: str
+
+
+FAMILIES: dict[str, Family] = {
+    "FluxPipeline": Family("flux", "t2i"),
+    "WanImageToVideoPipeline": Family("wan", "i2v"),
+}
+"""Pipeline class in ``model_index.json`` → family."""
+
+
+def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
+    """Check that a folder holds a model that the stage can use, before anything is loaded.
+
+    Parameters
+    ----------
+    folder
+        Diffusers folder.
+    key
+        Configuration key that named it, for messages: ``stages.t2i.model``.
+    stage
+        The stage: its task, size and number of frames must suit the model.
+
+    Raises
+    ------
+    UserError
+        If the folder is missing, is not a diffusers folder, is of a family that is not supported
+        or of another task, or if the model can't make the size or number of frames.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{key}: no folder {folder}; give the path of a diffusers folder")
+    if not (folder / "model_index.json").is_file():
+        raise UserError(
+            f"{key}: {folder} has no model_index.json, so it is not a diffusers folder; "
+            "give the folder that save_pretrained wrote"
+        )
+    pipeline = _read_json(folder / "model_index.json", key).get("_class_name")
+    family = FAMILIES.get(str(pipeline))
+    if family is None:
+        raise UserError(
+            f"{key}: {folder} holds a {pipeline}, which is not supported; "
+            f"use one of {', '.join(FAMILIES)}"
+        )
+    if family.task != stage.task:
+        raise UserError(
+            f"{key}: {folder} holds a {pipeline}, an {family.task} model, but the stage's task is "
+            f"{stage.task}; put it in an {family.task} stage"
+        )
+    _check_size(folder, key, family, stage)
+    return family
+
+
+def _check_size(folder: Path, key: str, family: Family, stage: StageConfig) -> None:
+    vae = _read_json(folder / "vae" / "config.json", key)
+    where = key.removesuffix(".model")
+    if family.name == "flux":
+        # FluxPipeline: the VAE's factor, and 2x2 latents to a token.
+        height_step = width_step = 2 * 2 ** (len(vae["block_out_channels"]) - 1)
+        frame_step = 1
+    else:
+        # WanImageToVideoPipeline: the VAE's factors, and the transformer's patch.
+        _, patch_height, patch_width = _read_json(folder / "transformer" / "config.json", key)[
+            "patch_size"
+        ]
+        height_step = int(vae.get("scale_factor_spatial", 8)) * patch_height
+        width_step = int(vae.get("scale_factor_spatial", 8)) * patch_width
+        frame_step = int(vae.get("scale_factor_temporal", 4))
+    for name, value, step in (
+        ("height", stage.height, height_step),
+        ("width", stage.width, width_step),
+    ):
+        if value is not None and value % step:
+            raise UserError(
+                f"{where}.{name} is {value}, but this model makes multiples of {step}; "
+                f"use {_nearest(value, step)}"
+            )
+    if stage.num_frames is not None and (stage.num_frames - 1) % frame_step:
+        raise UserError(
+            f"{where}.num_frames is {stage.num_frames}, but this model makes {frame_step}·n + 1 "
+            f"frames; use {_nearest(stage.num_frames - 1, frame_step) + 1}"
+        )
+
+
+def _nearest(value: int, step: int) -> int:
+    return max(step, round(value / step) * step)
+
+
+def _read_json(path: Path, key: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{key}: {path} is missing; download the model again") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise UserError(f"{key}: {path} is not JSON; download the model again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{key}: {path} is not a JSON object; download the model again")
+    return content

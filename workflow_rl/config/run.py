@@ -1,0 +1,226 @@
+"""A whole run: the chain, its data, rewards, credit, training, evaluation and logging."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from workflow_rl.config.base import ConfigModel
+from workflow_rl.config.stage import StageConfig
+from workflow_rl.config.yaml_text import dump_yaml
+
+STAGE_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class DataConfig(ConfigModel):
+    """The prompts."""
+
+    prompts: Path = Field(
+        description="Training prompts, .txt or .jsonl, relative to the working directory."
+    )
+    eval_prompts: Path | None = Field(
+        None, description="Held-out prompts; null evaluates on the training prompts."
+    )
+    prompts_per_iteration: int = Field(4, ge=1, description="Prompts P in each iteration.")
+
+
+class RewardConfig(ConfigModel):
+    """One term of the reward, a weighted sum."""
+
+    name: str | None = Field(None, description="A reward that ships with the project.")
+    callable: str | None = Field(
+        None, description="Any Python callable, as `package.module:function`."
+    )
+    weight: float = Field(1.0, description="Factor of this term in the sum.")
+    on: str | None = Field(
+        None, description="Stage whose output is scored; null is the last stage (the video)."
+    )
+    timeout_s: float = Field(
+        60.0, gt=0, description="Seconds after which a batch's scores count as failed."
+    )
+    args: dict[str, Any] = Field({}, description="Keyword arguments of the reward.")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if (self.name is None) == (self.callable is None):
+            raise ValueError(
+                "give either name (a reward of this project) or callable (package.module:function)"
+            )
+        if self.callable is not None and not re.fullmatch(r"[\w.]+:[\w.]+", self.callable):
+            raise ValueError(f"callable is {self.callable!r}; write it as package.module:function")
+        return self
+
+
+class CreditConfig(ConfigModel):
+    """How the reward of the last stage becomes an advantage of every stage."""
+
+    rule: Literal["shared", "nested"] = Field(
+        "nested",
+        description="shared: one advantage for all stages; nested: each stage is judged against "
+        "its own siblings.",
+    )
+    normalisation: Literal["group", "batch", "none"] = Field(
+        "batch", description="Standard deviation that advantages are divided by."
+    )
+    leave_one_out: bool = Field(
+        False, description="Leave a sample out of the mean that it is compared with (RLOO)."
+    )
+    advantage_clip: float = Field(5.0, gt=0, description="Advantages are clipped to ± this.")
+
+
+class CheckpointConfig(ConfigModel):
+    """When the whole state is written."""
+
+    every: int = Field(10, ge=1, description="Iterations between two checkpoints.")
+    keep: int = Field(2, ge=1, description="Checkpoints that are kept.")
+
+
+class TrainingConfig(ConfigModel):
+    """The outer loop."""
+
+    iterations: int = Field(100, ge=1, description="Iterations: generate, score, update, publish.")
+    updates_per_iteration: int = Field(
+        1, ge=1, description="Optimiser steps per stage and iteration."
+    )
+    c2_tolerance: float = Field(
+        0.0,
+        ge=0,
+        description="Largest |log-ratio| allowed before the first update; past it the run stops.",
+    )
+    max_skipped_updates: int = Field(
+        10, ge=1, description="Non-finite updates in a row after which the run ends."
+    )
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Checkpoints.")
+    device: str | None = Field(
+        None, description="Torch device such as cpu or cuda:0; null is CUDA where there is one."
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads of torch; null: its choice.")
+
+
+class EvaluationConfig(ConfigModel):
+    """Deterministic evaluation (ODE, fixed seeds), paired before and after."""
+
+    every: int = Field(
+        0, ge=0, description="Iterations between two evaluations; 0: only before and after."
+    )
+    seeds_per_prompt: int = Field(4, ge=1, description="Chains evaluated per prompt.")
+    num_inference_steps: int | None = Field(
+        None, ge=1, description="Denoising steps; null: each stage's own."
+    )
+    batch_size: int = Field(16, ge=1, description="Samples per forward pass.")
+    bootstrap_samples: int = Field(2000, ge=100, description="Resamples behind an interval.")
+    confidence: float = Field(0.95, gt=0, lt=1, description="Level of the intervals.")
+    weights: Literal["student", "ema"] = Field(
+        "student", description="Which weights are evaluated: the trained ones or their average."
+    )
+
+
+class WandbConfig(ConfigModel):
+    """Weights & Biases."""
+
+    project: str = Field(description="Project name.")
+    entity: str | None = Field(None, description="User or team; null: the default.")
+    name: str | None = Field(None, description="Name of the run; null: the run directory's.")
+
+
+class TrackioConfig(ConfigModel):
+    """Trackio."""
+
+    project: str = Field(description="Project name.")
+    name: str | None = Field(None, description="Name of the run; null: the run directory's.")
+
+
+class LoggingConfig(ConfigModel):
+    """Where metrics go besides metrics.jsonl."""
+
+    tensorboard: bool = Field(True, description="Write TensorBoard events to the run directory.")
+    wandb: WandbConfig | None = Field(None, description="Weights & Biases; null: off.")
+    trackio: TrackioConfig | None = Field(None, description="Trackio; null: off.")
+
+
+class RunConfig(ConfigModel):
+    """Everything that a run is told."""
+
+    seed: int = Field(0, ge=0, description="Seed of the run; every draw of noise derives from it.")
+    output_dir: Path = Field(description="Run directory; relative to the working directory.")
+    workflow: str = Field(
+        "image_video.t2i_i2v", min_length=1, description="Id under which the chain is served."
+    )
+    stages: dict[str, StageConfig] = Field(
+        min_length=1, description="The chain in order: stage name → stage."
+    )
+    data: DataConfig = Field(description="Prompts.")
+    rewards: tuple[RewardConfig, ...] = Field(min_length=1, description="Terms of the reward.")
+    credit: CreditConfig = Field(CreditConfig(), description="Credit assignment.")
+    training: TrainingConfig = Field(TrainingConfig(), description="The outer loop.")
+    evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Evaluation.")
+    logging: LoggingConfig = Field(LoggingConfig(), description="Metrics.")
+
+    @model_validator(mode="after")
+    def _check_chain(self) -> Self:
+        for position, (name, stage) in enumerate(self.stages.items()):
+            if STAGE_NAME.fullmatch(name) is None:
+                raise ValueError(
+                    f"stage name {name!r} is not usable; use lower-case letters, digits and _"
+                )
+            if position > 0 and stage.task == "t2i":
+                before = list(self.stages)[position - 1]
+                raise ValueError(
+                    f"stage '{name}' (t2i) comes after stage '{before}', but an image stage takes "
+                    "no picture; put it first"
+                )
+        if all(stage.freeze for stage in self.stages.values()):
+            raise ValueError("every stage is frozen, so nothing trains; unfreeze one")
+        return self
+
+    @model_validator(mode="after")
+    def _check_credit(self) -> Self:
+        samples = {name: stage.samples for name, stage in self.stages.items()}
+        if self.credit.rule == "nested":
+            for position, (name, count) in enumerate(samples.items()):
+                if count == 1 and (position > 0 or not self.stages[name].freeze):
+                    raise ValueError(
+                        f"stages.{name}.samples is 1, but credit.rule 'nested' compares siblings "
+                        "and needs at least 2; raise it or use credit.rule: shared"
+                    )
+        elif all(count == 1 for count in samples.values()):
+            raise ValueError(
+                "every stage makes 1 sample, so there is nothing to compare a reward with; "
+                "raise stages.*.samples"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for index, reward in enumerate(self.rewards):
+            if reward.on is not None and reward.on not in self.stages:
+                raise ValueError(
+                    f"rewards.{index}.on is {reward.on!r}, which is no stage; "
+                    f"expected one of {', '.join(self.stages)}"
+                )
+        if self.evaluation.weights == "ema":
+            missing = [
+                name
+                for name, stage in self.stages.items()
+                if not stage.freeze and stage.ema.decay is None
+            ]
+            if missing:
+                raise ValueError(
+                    f"evaluation.weights is 'ema', but stages.{missing[0]}.ema.decay is null; "
+                    "set it or use evaluation.weights: student"
+                )
+        return self
+
+    def fingerprint(self) -> str:
+        """Return a digest of what decides the run's numbers: all but where it writes and logs."""
+        content = self.model_dump(mode="json", exclude={"output_dir", "logging"})
+        content["stages"] = list(content["stages"].items())  # their order is part of the chain
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def dump_yaml(self) -> str:
+        """Return the configuration as YAML that `load_config` reads back to an equal one."""
+        return dump_yaml(self.model_dump(mode="json"))
