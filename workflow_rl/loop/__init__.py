@@ -1,0 +1,1 @@
+"""The driven denoising loop, its sampler, schedules and noise."""
