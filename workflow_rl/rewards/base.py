@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 MediaKind = Literal["image", "video"]
 AcceptedKind = Literal["image", "video", "any"]
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def scores_from_raw(raw: object, size: int) -> RewardScores:
 
 def _column(values: object, size: int, where: str) -> RewardScores:
     """Scores from one sequence of numbers; ``where`` opens the reasons."""
-    items = values.tolist() if hasattr(values, "tolist") else values  # tensors and arrays
+    items = values.tolist() if isinstance(values, Tensor | np.ndarray) else values
     if not isinstance(items, list | tuple):
         return all_failed(
             size, f"{where}returned {type(values).__name__}, not a sequence of numbers"
@@ -149,8 +152,8 @@ def _column(values: object, size: int, where: str) -> RewardScores:
         )
         if not isinstance(item, Real):
             failures[index] = f"{where}returned {type(item).__name__}, not a number"
-        elif not math.isfinite(item):
-            failures[index] = f"{where}returned {float(item)}"
+        elif not abs(item) <= FLOAT32_MAX:
+            failures[index] = f"{where}returned {str(item)[:40]}, not a finite float32"
         else:
             scores[index] = float(item)
     return checked(RewardScores(scores, failures), size)
