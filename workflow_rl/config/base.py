@@ -6,4 +6,6 @@ from pydantic import BaseModel, ConfigDict
 class ConfigModel(BaseModel):
     """A frozen part of a configuration that refuses keys it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )

@@ -38,8 +38,8 @@ class RewardConfig(ConfigModel):
     on: str | None = Field(
         None, description="Stage whose output is scored; null is the last stage (the video)."
     )
-    timeout_s: float = Field(
-        60.0, gt=0, description="Seconds after which a batch's scores count as failed."
+    timeout_s: float | None = Field(
+        60.0, gt=0, description="Seconds after which a call has failed; null waits for ever."
     )
     args: dict[str, Any] = Field({}, description="Keyword arguments of the reward.")
 
@@ -49,8 +49,6 @@ class RewardConfig(ConfigModel):
             raise ValueError(
                 "give either name (a reward of this project) or callable (package.module:function)"
             )
-        if self.callable is not None and not re.fullmatch(r"[\w.]+:[\w.]+", self.callable):
-            raise ValueError(f"callable is {self.callable!r}; write it as package.module:function")
         return self
 
 

@@ -1,0 +1,45 @@
+"""``workflow-rl evaluate``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workflow_rl.cli.preflight import check_inputs, check_rewards_import
+from workflow_rl.config import load_prompts
+from workflow_rl.config.run_dir import load_run_config
+
+
+def evaluate(
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Run directory.", show_default=False)
+    ],
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="Prompt file; default: the run's data.eval_prompts."),
+    ] = None,
+    seeds_per_prompt: Annotated[
+        int | None,
+        typer.Option("--seeds-per-prompt", min=1, help="Chains per prompt; default: the run's."),
+    ] = None,
+) -> None:
+    """Compare the chain before and after training: same prompts, same seeds, no noise.
+
+    Prints the mean reward of both with the 95% bootstrap interval of the paired difference, and
+    writes the numbers and videos into the run directory for `workflow-rl report`.
+
+    **Examples**
+
+    ```
+    workflow-rl evaluate runs/quickstart
+    workflow-rl evaluate runs/quickstart --prompts more_prompts.txt --seeds-per-prompt 16
+    ```
+    """
+    config = load_run_config(run_dir)
+    check_inputs(config)
+    if prompts is not None:
+        load_prompts(prompts, list(config.stages))
+    check_rewards_import(config)
+    from workflow_rl.evaluation.run import evaluate_run
+
+    evaluate_run(run_dir, prompts=prompts, seeds_per_prompt=seeds_per_prompt)

@@ -1,0 +1,81 @@
+"""``workflow-rl generate``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workflow_rl.cli.preflight import check_stage_model
+from workflow_rl.config import StageConfig
+from workflow_rl.config.run_dir import load_run_config
+from workflow_rl.errors import UserError
+
+WORKFLOW = "image_video.t2i_i2v"
+
+
+def generate(
+    prompt: Annotated[
+        str, typer.Option("--prompt", "-p", help="What to make.", show_default=False)
+    ],
+    workflow: Annotated[
+        str, typer.Option("--workflow", "-w", help="Id of the chain that is served.")
+    ] = WORKFLOW,
+    seed: Annotated[
+        int, typer.Option("--seed", "-s", min=0, help="Same seed, same picture and video.")
+    ] = 0,
+    t2i: Annotated[
+        Path | None,
+        typer.Option("--t2i", help="Image model (diffusers folder); default: the embedded one."),
+    ] = None,
+    i2v: Annotated[
+        Path | None,
+        typer.Option("--i2v", help="Video model (diffusers folder); default: the embedded one."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Denoising steps of both stages.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", help="Serve the chain and the trained weights of this run."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the PNG and the MP4.")
+    ] = Path("outputs"),
+) -> None:
+    """Make an image and a video of it, and write a PNG and an MP4 (H.264).
+
+    **Examples**
+
+    ```
+    workflow-rl generate --prompt "a red circle moving left" --seed 3
+    workflow-rl generate --prompt "a red circle moving left" --run runs/quickstart
+    workflow-rl generate --prompt "a fox in snow" --t2i /models/FLUX.1-dev \\
+        --i2v /models/Wan2.1-I2V-14B-480P-Diffusers --steps 30
+    ```
+    """
+    if not prompt.strip():
+        raise UserError("--prompt is blank; say what to make")
+    if run is not None:
+        if t2i is not None or i2v is not None:
+            raise UserError("--run brings its own models; leave out --t2i and --i2v")
+        config = load_run_config(run)
+        known, stages = config.workflow, dict(config.stages)
+    else:
+        known = WORKFLOW
+        stages = {
+            "t2i": StageConfig(task="t2i", model=t2i, samples=1),
+            "i2v": StageConfig(task="i2v", model=i2v, samples=1),
+        }
+    if workflow != known:
+        raise UserError(f"--workflow {workflow} is not known here; use {known}")
+    if steps is not None:
+        stages = {
+            name: stage.model_copy(update={"num_inference_steps": steps})
+            for name, stage in stages.items()
+        }
+    for name, stage in stages.items():
+        check_stage_model(name, stage)
+    from workflow_rl.serving.generate import generate as serve
+
+    for path in serve(workflow, stages, prompt=prompt, seed=seed, run_dir=run, output_dir=output):
+        typer.echo(path)

@@ -1,0 +1,84 @@
+"""The ``workflow-rl`` command: its sub-commands, and what becomes of errors.
+
+Importing this module is cheap. Each command imports what is heavy (torch, diffusers) in its body,
+after everything that can be checked without it.
+"""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from workflow_rl import __version__
+from workflow_rl.cli.evaluate import evaluate
+from workflow_rl.cli.generate import generate
+from workflow_rl.cli.kernels import list_kernels
+from workflow_rl.cli.pretrain_tiny import pretrain_tiny
+from workflow_rl.cli.report import report
+from workflow_rl.cli.train import resume, train
+from workflow_rl.errors import UserError
+
+USER_ERROR_EXIT_CODE = 2
+
+
+class _Commands(TyperGroup):
+    """Shows a fault in the user's input as one line; any other exception keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(USER_ERROR_EXIT_CODE) from None
+
+
+app = typer.Typer(
+    name="workflow-rl",
+    cls=_Commands,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    epilog="`workflow-rl COMMAND --help` shows each command's options and examples.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"workflow-rl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def workflow_rl(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Train a text → image → video chain from one reward on the final video.
+
+    The embedded pair of small models, end to end on two CPU cores:
+
+    ```
+    workflow-rl train configs/quickstart.yaml
+    workflow-rl evaluate runs/quickstart
+    workflow-rl report runs/quickstart
+    ```
+    """
+
+
+app.command("train")(train)
+app.command("resume")(resume)
+app.command("generate")(generate)
+app.command("evaluate")(evaluate)
+app.command("report")(report)
+app.command("kernels")(list_kernels)
+app.command("pretrain-tiny")(pretrain_tiny)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,33 @@
+"""``workflow-rl pretrain-tiny``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workflow_rl.errors import UserError
+
+
+def pretrain_tiny(
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="New folder for tiny-flux-t2i and tiny-wan-i2v."),
+    ] = Path("outputs/embedded"),
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the pre-training.")] = 0,
+) -> None:
+    """Pre-train the embedded pair of models from scratch on the drawn world (hours on two cores).
+
+    This is how the pair that ships with the project was made; its recipe, time and losses are in
+    each model folder's README.
+
+    **Example**
+
+    ```
+    workflow-rl pretrain-tiny --output outputs/embedded
+    ```
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"--output {output} is not empty; give a new folder")
+    from workflow_rl.embedded.pretrain import pretrain
+
+    pretrain(output, seed=seed)

@@ -1,0 +1,107 @@
+"""``workflow-rl train`` and ``workflow-rl resume``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workflow_rl.cli.preflight import check_inputs, check_rewards_import
+from workflow_rl.config import RunConfig, load_config
+from workflow_rl.config.run_dir import check_new_run_dir, create_run_dir, load_run_config
+
+
+def train(
+    config_path: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="Configuration in YAML.", show_default=False)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Changes to the configuration: dotted key, value in YAML.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, load no model, write nothing.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier run in the run directory.")
+    ] = False,
+) -> None:
+    """Train the stages of a chain from a reward on the last stage's output.
+
+    **Examples**
+
+    ```
+    workflow-rl train configs/quickstart.yaml
+    workflow-rl train configs/quickstart.yaml seed=1 output_dir=runs/seed1
+    workflow-rl train configs/quickstart.yaml stages.t2i.freeze=true
+    workflow-rl train configs/quickstart.yaml credit.rule=shared training.iterations=120
+    workflow-rl train my_chain.yaml --dry-run
+    ```
+
+    The run directory (output_dir) gets config.yaml, metrics.jsonl, a log, TensorBoard events and
+    checkpoints. Ctrl-C ends the iteration, writes a checkpoint and stops; `workflow-rl resume`
+    goes on from there. Before anything is loaded the configuration, the prompts, the model
+    folders and the run directory are checked.
+    """
+    config = load_config(config_path, overrides or [])
+    check_inputs(config)
+    check_new_run_dir(config, overwrite=overwrite)
+    check_rewards_import(config)
+    if dry_run:
+        typer.echo(f"{config_path} is ready to train:\n{_summary(config)}")
+        return
+    from workflow_rl.training.trainer import train as run_training
+
+    create_run_dir(config, overwrite=overwrite)
+    run_training(config, resume=False)
+    typer.echo(f"Trained. Next: workflow-rl report {config.output_dir}")
+
+
+def resume(
+    run_dir: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Run directory of an earlier `train`.", show_default=False
+        ),
+    ],
+) -> None:
+    """Go on with a run that was stopped or killed, from its last whole checkpoint.
+
+    The result is that of a run that was never stopped. The configuration is the run's own.
+
+    **Example**
+
+    ```
+    workflow-rl resume runs/quickstart
+    ```
+    """
+    config = load_run_config(run_dir)
+    check_inputs(config)
+    check_rewards_import(config)
+    from workflow_rl.training.trainer import train as run_training
+
+    run_training(config, resume=True)
+    typer.echo(f"Trained. Next: workflow-rl report {config.output_dir}")
+
+
+def _summary(config: RunConfig) -> str:
+    """Say in a few lines what a configuration would do."""
+    lines = []
+    inputs = config.data.prompts_per_iteration
+    for name, stage in config.stages.items():
+        model = "the embedded model" if stage.model is None else str(stage.model)
+        state = "frozen" if stage.freeze else f"lr {stage.optimizer.lr:g}"
+        made = inputs * stage.samples
+        lines.append(
+            f"  {name}: {model}, {inputs} × {stage.samples} = {made} samples per iteration, "
+            f"{stage.num_inference_steps} steps, {stage.sde.kind}, {state}"
+        )
+        inputs = made
+    rewards = ", ".join(f"{r.weight:g} × {r.name or r.callable}" for r in config.rewards)
+    lines.append(f"  reward: {rewards}; credit: {config.credit.rule}")
+    lines.append(f"  {config.training.iterations} iterations into {config.output_dir}")
+    lines.append(f"  fingerprint {config.fingerprint()}")
+    return "\n".join(lines)

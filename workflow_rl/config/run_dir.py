@@ -1,0 +1,151 @@
+"""The run directory: who may write into it, and which configuration it belongs to.
+
+A run directory holds ``config.yaml`` (the whole configuration, overrides applied), ``run.json``
+(its fingerprint) and, while a process trains in it, a lock that ends with that process.
+"""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from workflow_rl.config.loader import load_config
+from workflow_rl.config.run import RunConfig
+from workflow_rl.errors import UserError
+
+CONFIG_FILE = "config.yaml"
+RUN_FILE = "run.json"
+LOCK_FILE = ".lock"
+
+
+def check_new_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
+    """Check that a new run may use ``config.output_dir``. Writes nothing.
+
+    Parameters
+    ----------
+    config
+        The new run's configuration.
+    overwrite
+        Allow a directory that holds an earlier run which no process is training.
+
+    Raises
+    ------
+    UserError
+        If the directory is in use, holds an earlier run, or holds anything else.
+    """
+    run_dir = config.output_dir
+    if run_dir.exists() and not run_dir.is_dir():
+        raise UserError(f"output_dir {run_dir} is a file; give a directory")
+    if not run_dir.exists() or not any(run_dir.iterdir()):
+        return
+    if not (run_dir / RUN_FILE).is_file():
+        raise UserError(
+            f"output_dir {run_dir} has files that are no run's; give a new or empty directory"
+        )
+    if is_locked(run_dir):
+        raise UserError(
+            f"output_dir {run_dir} is in use by a run that is still going; stop that run, or give "
+            "another with output_dir=PATH"
+        )
+    if overwrite:
+        return
+    if read_fingerprint(run_dir) != config.fingerprint():
+        raise UserError(
+            f"output_dir {run_dir} was left by another configuration; give another with "
+            "output_dir=PATH, or replace that run with --overwrite"
+        )
+    raise UserError(
+        f"output_dir {run_dir} already holds this run; go on with `workflow-rl resume {run_dir}`, "
+        "or start it anew with --overwrite"
+    )
+
+
+def create_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
+    """Make the run directory and write ``config.yaml`` and ``run.json`` into it.
+
+    Raises
+    ------
+    UserError
+        As `check_new_run_dir`.
+    """
+    check_new_run_dir(config, overwrite=overwrite)
+    run_dir = config.output_dir
+    if (run_dir / RUN_FILE).is_file():
+        shutil.rmtree(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    identity = {"fingerprint": config.fingerprint()}
+    (run_dir / RUN_FILE).write_text(json.dumps(identity) + "\n", encoding="utf-8")
+    (run_dir / CONFIG_FILE).write_text(config.dump_yaml(), encoding="utf-8")
+
+
+def load_run_config(run_dir: Path) -> RunConfig:
+    """Return the configuration of the run in ``run_dir``, its ``output_dir`` where it now lies.
+
+    Raises
+    ------
+    UserError
+        If there is no run, or ``config.yaml`` has been changed since the run began.
+    """
+    if not (run_dir / CONFIG_FILE).is_file() or not (run_dir / RUN_FILE).is_file():
+        raise UserError(
+            f"{run_dir} holds no run ({CONFIG_FILE} and {RUN_FILE} are not both there); give the "
+            "output_dir of a `workflow-rl train`"
+        )
+    config = load_config(run_dir / CONFIG_FILE)
+    if read_fingerprint(run_dir) != config.fingerprint():
+        raise UserError(
+            f"{run_dir / CONFIG_FILE} is not what the run began with; undo the change, or train "
+            "with it in another output_dir"
+        )
+    return config.model_copy(update={"output_dir": run_dir})
+
+
+def read_fingerprint(run_dir: Path) -> str:
+    """Return the fingerprint in ``run.json``.
+
+    Raises
+    ------
+    UserError
+        If the file is damaged.
+    """
+    path = run_dir / RUN_FILE
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["fingerprint"])
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        raise UserError(
+            f"{path} is damaged: no fingerprint in it; give another output_dir"
+        ) from None
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Say whether a process holds the directory's lock."""
+    path = run_dir / LOCK_FILE
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@contextmanager
+def locked_run_dir(run_dir: Path) -> Iterator[None]:
+    """Hold the run directory's lock; it ends with the process, however that ends.
+
+    Raises
+    ------
+    UserError
+        If another process holds it.
+    """
+    with (run_dir / LOCK_FILE).open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"run directory {run_dir} is in use by a run that is still going; stop that first"
+            ) from None
+        yield
