@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 REWARDS: dict[str, str] = {
     "constant": "workflow_rl.rewards.constant:ConstantReward",
     "directed_motion": "workflow_rl.rewards.directed_motion:DirectedMotion",
+    "frame_change": "workflow_rl.rewards.frame_change:FrameChange",
 }
 
 

@@ -1,0 +1,207 @@
+"""The one denoising loop. Serving, rollout and training all run its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from workflow_rl.enums import ExecutionProfile
+from workflow_rl.instance import ModelInstance
+from workflow_rl.loop.contracts import (
+    DecodeStep,
+    DenoiseStep,
+    EncodeStep,
+    LoopOutput,
+    Step,
+    StepResult,
+)
+from workflow_rl.loop.noise import INIT_STEP, NoiseKey, draw_noise
+from workflow_rl.loop.record import BehaviourRecord, StepRecord
+from workflow_rl.loop.sampler import SDEStep
+from workflow_rl.loop.schedule import sigmas_from_scheduler_config
+from workflow_rl.models.common import Conditioning, collate
+from workflow_rl.platform import FLOW_SDE_STEP, kernels
+from workflow_rl.request import DiffusionParams, Request
+
+ODE = "ode"
+
+
+@dataclass
+class DenoiseState:
+    """Everything about one batch in flight."""
+
+    instance: ModelInstance
+    requests: tuple[Request, ...]
+    params: DiffusionParams
+    profile: ExecutionProfile
+    sigmas: tuple[float, ...]
+    timesteps: tuple[float, ...]
+    latents: torch.Tensor
+    kernel: str
+    index: int = 0
+    rows: list[Conditioning] | None = None
+    batch: Conditioning = field(default_factory=dict)
+    pending: DenoiseStep | None = None
+    captured: list[StepRecord] = field(default_factory=list)
+    media: torch.Tensor | None = None
+
+
+class DenoiseLoop:
+    """Flow-matching denoising, for every family: encode, n velocity steps, decode.
+
+    In ``SERVE`` all steps are ODE steps. In ``ROLLOUT`` the steps in ``params.sde_steps`` are SDE
+    steps, and are captured. The state is kept in float32 whatever the model's dtype.
+    """
+
+    loop_id = "denoise"
+
+    def init(
+        self, instance: ModelInstance, requests: Sequence[Request], profile: ExecutionProfile
+    ) -> DenoiseState:
+        adapter = instance.adapter
+        resolved = [replace(request, params=adapter.resolve(request)) for request in requests]
+        params = resolved[0].params
+        if any(request.params != params for request in resolved):
+            raise ValueError("requests of one batch must have the same parameters")
+        device = instance.platform.device
+        spec = adapter.schedule(params)
+        sigmas = sigmas_from_scheduler_config(
+            spec.config,
+            params.num_inference_steps,
+            num_tokens=spec.num_tokens,
+            explicit=spec.explicit_sigmas,
+        )
+        timesteps = sigmas[:-1] * spec.config["num_train_timesteps"]
+        return DenoiseState(
+            instance=instance,
+            requests=tuple(resolved),
+            params=params,
+            profile=profile,
+            sigmas=tuple(sigmas.tolist()),
+            timesteps=tuple(timesteps.tolist()),
+            latents=_initial_latents(resolved, adapter.latent_shape(params)).to(device),
+            kernel=kernels.select(FLOW_SDE_STEP, device.type, params.kernel).name,
+        )
+
+    def next(self, state: DenoiseState) -> Step | None:
+        if state.rows is None:
+            return EncodeStep(state.requests)
+        if state.index < state.params.num_inference_steps:
+            state.pending = self._denoise_step(state)
+            return state.pending
+        if state.media is None:
+            return DecodeStep(state.latents, state.params)
+        return None
+
+    def _denoise_step(self, state: DenoiseState) -> DenoiseStep:
+        index = state.index
+        stochastic = state.profile is ExecutionProfile.ROLLOUT and index in state.params.sde_steps
+        noise = None
+        if stochastic:
+            keys = [NoiseKey(r.sample, r.stage, index) for r in state.requests]
+            noise = draw_noise(state.latents.shape[1:], keys).to(state.latents.device)
+        return DenoiseStep(
+            index=index,
+            num_steps=state.params.num_inference_steps,
+            component=state.instance.adapter.policy_at(state.timesteps[index]),
+            params=state.params,
+            latents=state.latents,
+            conditioning=state.batch,
+            timestep=state.timesteps[index],
+            sigma_t=state.sigmas[index],
+            sigma_next=state.sigmas[index + 1],
+            sigma_second=state.sigmas[1],
+            kind=state.params.sde_kind if stochastic else ODE,
+            noise=noise,
+        )
+
+    def advance(self, state: DenoiseState, result: StepResult) -> None:
+        if isinstance(result, list):
+            state.rows = result
+            state.batch = collate(result)
+        elif isinstance(result, SDEStep):
+            step = state.pending
+            if step is None:
+                raise RuntimeError("advance was given a sampler step that next did not describe")
+            if step.kind != ODE:
+                state.captured.append(_capture(step, result))
+            state.latents = result.sample
+            state.pending = None
+            state.index += 1
+        else:
+            state.media = result
+
+    def finalize(self, state: DenoiseState) -> LoopOutput:
+        if state.media is None or state.rows is None:
+            raise RuntimeError("finalize was called before the last step")
+        record = None
+        if state.profile is ExecutionProfile.ROLLOUT:
+            instance = state.instance
+            record = BehaviourRecord(
+                samples=tuple(request.sample for request in state.requests),
+                params=state.params,
+                steps=tuple(state.captured),
+                conditioning=tuple(state.rows),
+                kernel=state.kernel,
+                dtype=str(instance.platform.dtype),
+                guidance=instance.adapter.guidance_mode(state.params),
+                weights_version=instance.versions(),
+            ).to("cpu")
+        return LoopOutput(state.requests, state.media.cpu(), record)
+
+    @staticmethod
+    def replay(record: BehaviourRecord, device: torch.device) -> list[DenoiseStep]:
+        """Describe the recorded steps again, for ``TRAIN``, in the record's order.
+
+        Executing one gives the log-prob of the recorded sample under the current weights.
+        """
+        batch = {name: tensor.to(device) for name, tensor in collate(record.conditioning).items()}
+        return [
+            DenoiseStep(
+                index=step.index,
+                num_steps=record.params.num_inference_steps,
+                component=step.component,
+                params=record.params,
+                latents=step.prev.to(device),
+                conditioning=batch,
+                timestep=step.timestep,
+                sigma_t=step.sigma_t,
+                sigma_next=step.sigma_next,
+                sigma_second=step.sigma_second,
+                kind=record.params.sde_kind,
+                recorded_sample=step.sample.to(device),
+            )
+            for step in record.steps
+        ]
+
+
+def _initial_latents(requests: Sequence[Request], shape: tuple[int, ...]) -> torch.Tensor:
+    """Return [B, *shape] float32: each request's own latents, or noise from its identity."""
+    rows = []
+    for request in requests:
+        if request.latents is None:
+            key = NoiseKey(request.sample, request.stage, INIT_STEP)
+            rows.append(draw_noise(shape, [key])[0])
+            continue
+        if tuple(request.latents.shape) != shape:
+            raise ValueError(f"latents must be {list(shape)}; got {list(request.latents.shape)}")
+        rows.append(request.latents.to(device="cpu", dtype=torch.float32))
+    return torch.stack(rows)
+
+
+def _capture(step: DenoiseStep, result: SDEStep) -> StepRecord:
+    return StepRecord(
+        index=step.index,
+        component=step.component,
+        timestep=step.timestep,
+        sigma_t=step.sigma_t,
+        sigma_next=step.sigma_next,
+        sigma_second=step.sigma_second,
+        prev=step.latents,
+        sample=result.sample,
+        mean=result.mean,
+        std=result.std,
+        sde_logprob=result.log_prob,
+    )

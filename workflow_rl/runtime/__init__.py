@@ -1,0 +1,1 @@
+"""Drives loops. Knows no model maths and no training."""

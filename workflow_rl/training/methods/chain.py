@@ -1,0 +1,310 @@
+"""End-to-end reinforcement learning of a chain of any length, from one reward on its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from workflow_rl.errors import UserError, WorkflowRLError
+from workflow_rl.prompt import PromptRecord
+from workflow_rl.rewards.base import RewardBatch
+from workflow_rl.rewards.composite import CompositeReward, StageMedia, TreeScores
+from workflow_rl.runtime.driver import OnProgress
+from workflow_rl.training.checkpoint import load_optimizer_tensors, optimizer_tensors
+from workflow_rl.training.credit import CreditResult, assign_credit, variance_split
+from workflow_rl.training.methods.base import Batch, TrainingMethod
+from workflow_rl.training.policy import StagePolicy
+from workflow_rl.training.update import StageUpdate, update_stage
+from workflow_rl.training.weight_sync import WeightRole
+from workflow_rl.workflow import StageOutput, StagePlan, Workflow, run_chain
+
+
+@dataclass(frozen=True)
+class ChainSettings:
+    """What holds for the whole chain.
+
+    Parameters
+    ----------
+    credit_rule, normalisation, leave_one_out, advantage_clip
+        See :func:`workflow_rl.training.credit.assign_credit`.
+    updates_per_iteration
+        Optimiser steps per stage on one iteration's samples.
+    c2_tolerance
+        Largest |log-ratio| allowed before the first update.
+    max_skipped_updates
+        Non-finite updates of a stage in a row that end the run.
+    keep_old_policy
+        Keep a copy of the weights each rollout was made with, so that ``OLD_POLICY`` can be
+        published.
+    seed
+        Seed of the random SDE windows.
+    """
+
+    credit_rule: str = "shared"
+    normalisation: str = "group"
+    leave_one_out: bool = False
+    advantage_clip: float | None = 5.0
+    updates_per_iteration: int = 1
+    c2_tolerance: float = 0.0
+    max_skipped_updates: int = 10
+    keep_old_policy: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one iteration made: kept until the next one, for galleries and inspection."""
+
+    outputs: tuple[StageOutput, ...]
+    scores: TreeScores
+    credit: CreditResult
+    rewards: torch.Tensor
+
+
+class ChainRLMethod(TrainingMethod):
+    """Trains every stage of a workflow from the reward of the last stage's output.
+
+    One iteration: grow a tree of samples under each prompt through the served loop; score the
+    leaves; give each stage its credit; one PPO-clip update per stage; publish the new weights.
+    """
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        policies: Sequence[StagePolicy],
+        reward: CompositeReward,
+        settings: ChainSettings,
+    ) -> None:
+        names = [policy.name for policy in policies]
+        if names != [stage.name for stage in workflow.stages]:
+            raise UserError(f"{workflow.workflow_id} needs its stages in order; got {names}")
+        self.workflow = workflow
+        self.policies = tuple(policies)
+        self.reward = reward
+        self.settings = settings
+        self.last: Iteration | None = None
+        self.on_progress: Callable[[str], OnProgress] | None = None
+        self._failed_total = 0
+        reward.check_stages({p.name: p.student.adapter.media_kind.value for p in self.policies})
+
+    @property
+    def branching(self) -> tuple[int, ...]:
+        """Samples per parent at each stage: (K, M) for two."""
+        return tuple(policy.settings.plan.samples for policy in self.policies)
+
+    def managed_train_step(
+        self, batch: Batch, iteration: int
+    ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        """Run one iteration.
+
+        Parameters
+        ----------
+        batch
+            ``prompts`` (str or PromptRecord) and ``seeds``, P of each.
+        iteration
+            0-based; part of the noise identity and of every schedule.
+
+        Returns
+        -------
+        losses : dict
+            ``{stage}_pg_loss``: PPO-clip loss, mean over samples and steps.
+        metrics : dict
+            ``reward_mean``, ``ppo_ratio_mean``, ``{stage}_weights_version`` and, per stage,
+            ``loss/``, ``kl/``, ``clip_fraction/``, ``ratio_*/``, ``grad_norm/``, ``c2_*/``.
+
+        Raises
+        ------
+        C2Error
+            If recomputed log-probs differ from the captured ones by more than the tolerance.
+        WorkflowRLError
+            After too many non-finite updates in a row.
+        """
+        prompts = [p if isinstance(p, PromptRecord) else PromptRecord(p) for p in batch["prompts"]]
+        if self.settings.keep_old_policy:
+            for policy in self._trained():
+                policy.keep_old_policy()
+        outputs = self._rollout(prompts, batch["seeds"], iteration)
+        scores = self._score(outputs)
+        rewards = scores.total.reshape(len(prompts), *self.branching)
+        credit = assign_credit(
+            rewards,
+            rule=self.settings.credit_rule,
+            normalisation=self.settings.normalisation,  # type: ignore[arg-type]
+            leave_one_out=self.settings.leave_one_out,
+            advantage_clip=self.settings.advantage_clip,
+        )
+        self.last = Iteration(tuple(outputs), scores, credit, rewards)
+        updates = self._update(outputs, credit, iteration)
+        losses = {
+            f"{name}_pg_loss": torch.tensor(update.pg_loss) for name, update in updates.items()
+        }
+        return losses, self._metrics(updates)
+
+    def _trained(self) -> list[StagePolicy]:
+        return [policy for policy in self.policies if not policy.settings.freeze]
+
+    def _plan(self, policy: StagePolicy, iteration: int) -> StagePlan:
+        settings = policy.settings
+        if settings.freeze:
+            return settings.plan
+        steps = settings.window.steps(
+            settings.plan.params.num_inference_steps, iteration, self.settings.seed
+        )
+        return replace(settings.plan, params=replace(settings.plan.params, sde_steps=steps))
+
+    def _rollout(
+        self, prompts: Sequence[PromptRecord], seeds: Sequence[int], iteration: int
+    ) -> list[StageOutput]:
+        return run_chain(
+            self.workflow,
+            {policy.name: policy.student for policy in self.policies},
+            {policy.name: self._plan(policy, iteration) for policy in self.policies},
+            prompts,
+            seeds,
+            profiles={policy.name: policy.profile() for policy in self.policies},
+            draw=iteration,
+            on_progress=self.on_progress,
+        )
+
+    def _score(self, outputs: Sequence[StageOutput]) -> TreeScores:
+        return self.reward.score_tree(stage_media(outputs))
+
+    def _update(
+        self, outputs: Sequence[StageOutput], credit: CreditResult, iteration: int
+    ) -> dict[str, StageUpdate]:
+        updates = {}
+        for policy, output, level in zip(self.policies, outputs, credit.levels, strict=True):
+            if policy.settings.freeze or output.record is None:
+                continue
+            update = update_stage(
+                policy,
+                output.record,
+                level.advantages.flatten(),
+                level.active.flatten(),
+                iteration=iteration,
+                num_updates=self.settings.updates_per_iteration,
+                c2_tolerance=self.settings.c2_tolerance,
+            )
+            if update.applied:
+                policy.publish(WeightRole.STUDENT)
+            if policy.skipped_in_a_row >= self.settings.max_skipped_updates:
+                raise WorkflowRLError(
+                    f"stage {policy.name!r}: {policy.skipped_in_a_row} updates in a row were not "
+                    "finite; lower its learning rate or max_grad_norm, or use float32"
+                )
+            updates[policy.name] = update
+        return updates
+
+    def _metrics(self, updates: Mapping[str, StageUpdate]) -> dict[str, float]:
+        if self.last is None:
+            raise RuntimeError("there was no iteration")
+        metrics = reward_metrics(self.last)
+        metrics |= variance_split(self.last.rewards, [policy.name for policy in self.policies])
+        for policy, level in zip(self.policies, self.last.credit.levels, strict=True):
+            metrics[f"groups_skipped/{policy.name}"] = level.groups_skipped
+            metrics[f"groups_flat/{policy.name}"] = level.groups_flat
+            metrics[f"{policy.name}_weights_version"] = policy.version
+        for update in updates.values():
+            metrics |= update.metrics
+        for name in updates:
+            metrics.setdefault(f"grad_norm/{name}", 0.0)
+        ratios = [update.ratio_mean for update in updates.values()]
+        metrics["ppo_ratio_mean"] = sum(ratios) / len(ratios) if ratios else 1.0
+        return metrics
+
+    def get_grad_clip_targets(self) -> dict[str, nn.Module]:
+        return {
+            name: module
+            for policy in self._trained()
+            for name, module in policy.grad_clip_targets().items()
+        }
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        tensors: dict[str, torch.Tensor] = {}
+        for policy in self._trained():
+            parameters = policy.parameters()
+            tensors |= {f"{policy.name}/weights/{n}": p.detach() for n, p in parameters.items()}
+            if policy.optimizer is not None:
+                names = {parameter: name for name, parameter in parameters.items()}
+                states = optimizer_tensors(policy.optimizer, names)
+                tensors |= {f"{policy.name}/{key}": value for key, value in states.items()}
+            if policy.ema is not None:
+                average = policy.ema.average
+                tensors |= {f"{policy.name}/ema/{name}": value for name, value in average.items()}
+        return tensors
+
+    def state_values(self) -> dict[str, Any]:
+        return {
+            policy.name: {
+                "versions": policy.student.versions(),
+                "ema_updates": policy.ema.num_updates if policy.ema is not None else 0,
+                "skipped_in_a_row": policy.skipped_in_a_row,
+            }
+            for policy in self.policies
+        }
+
+    @torch.no_grad()
+    def load_state(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        for policy in self.policies:
+            state = values[policy.name]
+            for component, version in state["versions"].items():
+                policy.student.set_weights_version(component, version)
+            policy.skipped_in_a_row = state["skipped_in_a_row"]
+            if not policy.settings.freeze:
+                _load_policy(policy, tensors, state["ema_updates"])
+
+
+def _load_policy(
+    policy: StagePolicy, tensors: Mapping[str, torch.Tensor], ema_updates: int
+) -> None:
+    prefix = f"{policy.name}/"
+    own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+    parameters = policy.parameters()
+    for name, parameter in parameters.items():
+        parameter.copy_(own[f"weights/{name}"])
+    if policy.optimizer is not None:
+        names = {parameter: name for name, parameter in parameters.items()}
+        load_optimizer_tensors(policy.optimizer, names, own)
+    if policy.ema is not None:
+        policy.ema.num_updates = ema_updates
+        for name, average in policy.ema.average.items():
+            average.copy_(own[f"ema/{name}"])
+
+
+def stage_media(outputs: Sequence[StageOutput]) -> dict[str, StageMedia]:
+    """Return the outputs of a chain as the reward layer takes them.
+
+    The reward sees the chain's prompt, not a stage's own text.
+    """
+    return {
+        output.stage.name: StageMedia(
+            RewardBatch(
+                prompts=[request.sample.prompt for request in output.requests],
+                sample_ids=[str(request.sample) for request in output.requests],
+                media=output.media,
+                media_kind=output.media_kind.value,
+            ),
+            parents=output.parents if position else (),
+        )
+        for position, output in enumerate(outputs)
+    }
+
+
+def reward_metrics(iteration: Iteration) -> dict[str, float]:
+    """Return mean, spread and failures of an iteration's rewards, and each component's mean."""
+    scores = iteration.scores
+    finite = scores.total[scores.total.isfinite()]
+    metrics = {
+        "reward_mean": float(finite.mean()) if len(finite) else float("nan"),
+        "reward_std": float(finite.std(correction=0)) if len(finite) else float("nan"),
+        "reward_failed": float(len(scores.failures)),
+    }
+    for name, values in scores.components.items():
+        metrics[f"reward/{name}"] = float(values.nanmean())
+    for name, failures in scores.component_failures.items():
+        metrics[f"reward_failed/{name}"] = float(len(failures))
+    return metrics

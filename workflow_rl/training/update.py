@@ -1,0 +1,235 @@
+"""One update of one stage from a behaviour record: the C2 gate, the loss, the optimiser step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from workflow_rl.errors import WorkflowRLError
+from workflow_rl.loop.record import BehaviourRecord
+from workflow_rl.loop.sampler import gaussian_log_ratio
+from workflow_rl.training.objective import STEP_WEIGHTINGS, gaussian_kl, ppo_clip_loss
+from workflow_rl.training.policy import StagePolicy
+from workflow_rl.training.rollout import recompute
+
+
+class C2Error(WorkflowRLError):
+    """Recomputed log-probs differ from the captured ones: the update would be off-policy."""
+
+
+@dataclass
+class LargestLogRatio:
+    """The C2 gate's figure: the largest |log-ratio| before the first update, and where it was."""
+
+    value: float = 0.0
+    step: int | None = None
+    sample: str | None = None
+
+    def see(self, log_ratio: torch.Tensor, step: int, record: BehaviourRecord) -> None:
+        """Take in the log-ratios [B] of one step."""
+        row = int(log_ratio.abs().nan_to_num(nan=math.inf).argmax())
+        found = abs(float(log_ratio[row]))
+        if math.isnan(found) or found > self.value:
+            self.value, self.step, self.sample = found, step, str(record.samples[row])
+
+    def check(self, tolerance: float, stage: str) -> None:
+        """Raise C2Error if the largest value is past ``tolerance``."""
+        if self.value <= tolerance:
+            return
+        raise C2Error(
+            f"stage {stage!r}, step {self.step}, sample {self.sample}: the log-prob recomputed for "
+            f"training differs from the rollout's by {self.value:.3g} (c2_tolerance {tolerance:g}); "
+            "use the same batch size in both (micro_batch_size: null) or raise the tolerance"
+        )
+
+
+@dataclass
+class StepStatistics:
+    """Sums over the active samples and steps of one pass."""
+
+    count: int = 0
+    loss: float = 0.0
+    kl: float = 0.0
+    clipped: int = 0
+    ratio_sum: float = 0.0
+    ratio_min: float = math.inf
+    ratio_max: float = -math.inf
+
+    def add(
+        self, loss: torch.Tensor, kl: torch.Tensor, ratio: torch.Tensor, ppo_clip: float
+    ) -> None:
+        """Take in per-sample values [B] of one step."""
+        self.count += len(ratio)
+        self.loss += float(loss.sum())
+        self.kl += float(kl.sum())
+        self.clipped += int(((ratio - 1).abs() > ppo_clip).sum())
+        self.ratio_sum += float(ratio.sum())
+        self.ratio_min = min(self.ratio_min, float(ratio.min()))
+        self.ratio_max = max(self.ratio_max, float(ratio.max()))
+
+
+@dataclass
+class StageUpdate:
+    """What an update did. ``metrics`` are keyed ``name/stage``."""
+
+    pg_loss: float = 0.0
+    ratio_mean: float = 1.0
+    applied: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def update_stage(
+    policy: StagePolicy,
+    record: BehaviourRecord,
+    advantages: torch.Tensor,
+    active: torch.Tensor,
+    *,
+    iteration: int,
+    num_updates: int,
+    c2_tolerance: float,
+) -> StageUpdate:
+    """Train one stage on one iteration's record.
+
+    Parameters
+    ----------
+    record
+        N samples, rolled out with the current weights.
+    advantages, active
+        [N]. Samples that are not active enter no loss (their group gives no credit); if none is,
+        nothing is updated and not one bit moves.
+    num_updates
+        Optimiser steps on this record; the ratio is 1 in the first.
+    c2_tolerance
+        Largest |log-ratio| allowed before the first update.
+
+    Raises
+    ------
+    C2Error
+        Before any update, if the recomputed log-probs differ by more than the tolerance.
+    """
+    result = StageUpdate()
+    name = policy.name
+    for update in range(num_updates):
+        gate = LargestLogRatio()
+        statistics = accumulate_gradients(policy, record, advantages, active, gate)
+        if update == 0:
+            result.metrics[f"c2_max_log_ratio/{name}"] = gate.value
+            gate.check(c2_tolerance, name)
+        if statistics.count == 0:
+            break
+        grad_norm = apply_gradients(policy, statistics, iteration)
+        result.applied |= policy.skipped_in_a_row == 0
+        _report(result, statistics, grad_norm, name)
+    result.metrics[f"lr/{name}"] = policy.settings.optimizer.lr_at(iteration)
+    result.metrics[f"skipped_updates/{name}"] = policy.skipped_in_a_row
+    return result
+
+
+def accumulate_gradients(
+    policy: StagePolicy,
+    record: BehaviourRecord,
+    advantages: torch.Tensor,
+    active: torch.Tensor,
+    gate: LargestLogRatio,
+) -> StepStatistics:
+    """Add the gradient of the mean loss over active samples and steps, micro-batch by micro-batch.
+
+    The result does not depend on the micro-batch size: each sample's loss is divided by the total
+    count. Batches keep their inactive samples, with weight 0, so that shapes match the rollout's.
+    """
+    settings = policy.settings
+    size = settings.micro_batch_size or settings.plan.slots
+    total = int(active.sum()) * len(record.steps)
+    statistics = StepStatistics()
+    for parameter in policy.parameters().values():
+        parameter.grad = None
+    for start in range(0, len(record), size):
+        rows = record.rows(start, start + size)
+        part = slice(start, start + size)
+        _accumulate_rows(policy, rows, advantages[part], active[part], total, gate, statistics)
+    return statistics
+
+
+def _accumulate_rows(
+    policy: StagePolicy,
+    rows: BehaviourRecord,
+    advantages: torch.Tensor,
+    active: torch.Tensor,
+    total: int,
+    gate: LargestLogRatio,
+    statistics: StepStatistics,
+) -> None:
+    settings = policy.settings
+    device = policy.student.platform.device
+    weigh = STEP_WEIGHTINGS[settings.step_weighting]
+    advantage, mask = advantages.to(device), active.to(device)
+    reference_means = _reference_means(policy, rows)
+    with torch.set_grad_enabled(bool(active.any())):
+        for index, (recorded, now) in enumerate(recompute(policy.student, rows)):
+            mean_old, std = recorded.mean.to(device), recorded.std.to(device)
+            sample = recorded.sample.to(device)
+            log_ratio = gaussian_log_ratio(now.mean, mean_old, sample, std)
+            gate.see(log_ratio.detach(), recorded.index, rows)
+            if not active.any():
+                continue
+            weight = weigh(std)
+            loss, ratio = ppo_clip_loss(weight * log_ratio, advantage, settings.ppo_clip)
+            kl = torch.zeros_like(loss)
+            if reference_means:
+                kl = gaussian_kl(now.mean, reference_means[index], std)
+            objective = loss + settings.kl_weight * weight * kl
+            (objective[mask].sum() / total).backward()
+            picked = (t.detach()[mask] for t in (loss, kl, ratio))
+            statistics.add(*picked, settings.ppo_clip)
+
+
+@torch.no_grad()
+def _reference_means(policy: StagePolicy, rows: BehaviourRecord) -> list[torch.Tensor]:
+    """Return the reference's mean of each step; empty where the KL has no weight."""
+    if policy.reference is None or policy.settings.kl_weight == 0:
+        return []
+    return [now.mean for _, now in recompute(policy.reference, rows)]
+
+
+def apply_gradients(policy: StagePolicy, statistics: StepStatistics, iteration: int) -> float:
+    """Clip, then step the optimiser and the EMA; skip and count if anything is not finite.
+
+    Returns the gradient norm before clipping.
+    """
+    if policy.optimizer is None:
+        raise RuntimeError(f"stage {policy.name!r} is frozen")
+    norm = math.hypot(
+        *(
+            float(clip_grad_norm_(module.parameters(), policy.settings.max_grad_norm))
+            for module in policy.grad_clip_targets().values()
+        )
+    )
+    if not (math.isfinite(norm) and math.isfinite(statistics.loss + statistics.kl)):
+        policy.skipped_in_a_row += 1
+        policy.optimizer.zero_grad(set_to_none=True)
+        return norm
+    policy.skipped_in_a_row = 0
+    for group in policy.optimizer.param_groups:
+        group["lr"] = policy.settings.optimizer.lr_at(iteration)
+    policy.optimizer.step()
+    policy.optimizer.zero_grad(set_to_none=True)
+    if policy.ema is not None:
+        policy.ema.update(policy.parameters())
+    return norm
+
+
+def _report(result: StageUpdate, sums: StepStatistics, grad_norm: float, name: str) -> None:
+    result.pg_loss = sums.loss / sums.count
+    result.ratio_mean = sums.ratio_sum / sums.count
+    result.metrics |= {
+        f"loss/{name}": result.pg_loss,
+        f"kl/{name}": sums.kl / sums.count,
+        f"clip_fraction/{name}": sums.clipped / sums.count,
+        f"ratio_min/{name}": sums.ratio_min,
+        f"ratio_mean/{name}": result.ratio_mean,
+        f"ratio_max/{name}": sums.ratio_max,
+        f"grad_norm/{name}": grad_norm,
+    }

@@ -1,0 +1,146 @@
+"""Runs a chain: grows a tree of samples under each prompt, threading artifacts through stages.
+
+Serving and training both grow their trees here; they differ in the profile alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from workflow_rl.enums import ExecutionProfile, MediaKind
+from workflow_rl.errors import UserError
+from workflow_rl.instance import ModelInstance
+from workflow_rl.loop.record import BehaviourRecord
+from workflow_rl.prompt import PromptRecord
+from workflow_rl.request import DiffusionParams, Request, SampleId, make_request
+from workflow_rl.runtime.driver import OnProgress
+from workflow_rl.runtime.engine import run_requests
+from workflow_rl.workflow.workflow import TAKES_IMAGE, Workflow, WorkflowStage
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """How one stage of a chain is sampled.
+
+    Parameters
+    ----------
+    params
+        Sampling parameters.
+    samples
+        Outputs per input: K images per prompt, M videos per image.
+    slots
+        Requests per batch.
+    negative_prompt
+        Text to steer away from, where guidance is classifier-free.
+    """
+
+    params: DiffusionParams
+    samples: int = 1
+    slots: int = 16
+    negative_prompt: str | None = None
+
+
+@dataclass(frozen=True)
+class StageOutput:
+    """What one stage made for all prompts, in tree order.
+
+    ``media`` [N, ...] in [0, 1] on CPU; ``parents`` are rows of the stage before (of the prompts,
+    for the first stage).
+    """
+
+    stage: WorkflowStage
+    media_kind: MediaKind
+    requests: tuple[Request, ...]
+    parents: tuple[int, ...]
+    media: torch.Tensor
+    record: BehaviourRecord | None
+
+
+def conditioning_image(media: torch.Tensor, kind: MediaKind) -> torch.Tensor:
+    """Return what the next stage is conditioned on: the image, or a video's last frame.
+
+    ``media`` [C, H, W] or [C, T, H, W]; the result is [C, H, W].
+    """
+    return media if kind is MediaKind.IMAGE else media[:, -1].contiguous()
+
+
+def run_chain(
+    workflow: Workflow,
+    instances: Mapping[str, ModelInstance],
+    plans: Mapping[str, StagePlan],
+    prompts: Sequence[PromptRecord],
+    seeds: Sequence[int],
+    *,
+    profiles: Mapping[str, ExecutionProfile],
+    draw: int = 0,
+    first_frames: Sequence[torch.Tensor] | None = None,
+    on_progress: Callable[[str], OnProgress] | None = None,
+) -> list[StageOutput]:
+    """Sample a tree under each prompt.
+
+    Parameters
+    ----------
+    instances, plans, profiles
+        By stage name; a profile is ``SERVE`` or ``ROLLOUT``.
+    prompts, seeds
+        One of each per tree; the seed is the run seed of the tree's noise identities.
+    draw
+        Which visit of the prompts this is; another draw gives other noise.
+    first_frames
+        [C, H, W] per prompt, where the first stage is conditioned on an image.
+    on_progress
+        Gives a progress callback for a stage's name.
+
+    Returns
+    -------
+    list of StageOutput
+        One per stage; sample (p, i, j) is at row ``(p * K + i) * M + j`` of the second.
+    """
+    if len(prompts) != len(seeds):
+        raise UserError(f"{len(prompts)} prompts but {len(seeds)} seeds; give one seed per prompt")
+    if not prompts:
+        raise UserError("there is no prompt; give at least one")
+    outputs: list[StageOutput] = []
+    ids = [SampleId(s, p.prompt, (), draw) for p, s in zip(prompts, seeds, strict=True)]
+    texts: list[PromptRecord] = list(prompts)
+    images = None if first_frames is None else list(first_frames)
+    for stage in workflow.stages:
+        plan = plans[stage.name]
+        if stage.task in TAKES_IMAGE and images is None:
+            raise UserError(f"stage {stage.name!r} starts from an image; give first frames")
+        parents = [row for row in range(len(ids)) for _ in range(plan.samples)]
+        ids = [ids[row].child(i % plan.samples) for i, row in enumerate(parents)]
+        texts = [texts[row] for row in parents]
+        requests = [
+            make_request(
+                stage.task,
+                text.text_for(stage.name),
+                sample=sample,
+                params=plan.params,
+                negative_prompt=plan.negative_prompt,
+                image=images[row] if images is not None and stage.task in TAKES_IMAGE else None,
+                stage=stage.name,
+            )
+            for sample, text, row in zip(ids, texts, parents, strict=True)
+        ]
+        instance = instances[stage.name]
+        media, record = run_requests(
+            instance,
+            stage.loop_id,
+            requests,
+            slots=plan.slots,
+            profile=profiles[stage.name],
+            on_progress=on_progress(stage.name) if on_progress else None,
+        )
+        kind = instance.adapter.media_kind
+        outputs.append(StageOutput(stage, kind, tuple(requests), tuple(parents), media, record))
+        images = [conditioning_image(sample, kind) for sample in media]
+    return outputs
+
+
+def serving_plan(plan: StagePlan) -> StagePlan:
+    """Return ``plan`` with one sample per input and no stochastic step."""
+    return replace(plan, samples=1, params=replace(plan.params, sde_steps=()))
