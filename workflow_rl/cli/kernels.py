@@ -9,8 +9,9 @@ from workflow_rl.platform import kernels
 def list_kernels() -> None:
     """List the kernels of every operation: which can run here, and why others can't.
 
-    Name one in the configuration to choose it, as in `stages.t2i.kernel=torch_eager`; without a name the
-    default of the device is used. The behaviour record of a rollout names the kernel that made it.
+    Name one in the configuration to choose it, as in `stages.t2i.kernel=torch_eager`; without a
+    name the default of the device is used. The behaviour record of a rollout names the kernel that
+    made it.
 
     **Example**
 

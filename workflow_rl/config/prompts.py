@@ -17,7 +17,7 @@ class PromptRecord:
     Parameters
     ----------
     prompt
-        What the chain is asked for; the reward sees it.
+        What the chain is asked for: the reward sees it, and the noise identity holds it.
     stage_prompts
         Stage name → that stage's own text, such as an image prompt and a motion prompt.
     """

@@ -1,0 +1,99 @@
+"""Bad input: one line that names the fault and the mend, exit code 2, nothing written."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Invoke
+from workflow_rl.config import load_config
+from workflow_rl.config.run_dir import create_run_dir, locked_run_dir
+
+
+def _listing(folder: Path) -> list[tuple[str, bytes]]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [(str(path), path.read_bytes()) for path in files]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("stages.t2i.smples=4", "did you mean 'stages.t2i.samples'?"),
+        ("stages.t2i.samples=x", "expected a valid integer"),
+        ("stages.i2v.samples=1", "credit.rule 'nested'"),
+        ("stages.t2i.model=nowhere", "stages.t2i.model: no folder nowhere"),
+        ("stages.t2i.model=.", "has no model_index.json"),
+        ("stages.t2i.model=wan", "an i2v model, but the stage's task is t2i"),
+        ("stages.i2v.num_frames=10", "use 9"),
+        ("stages.i2v={task: i2v, model: wan, height: 30, width: 32}", "multiples of 8"),
+        ("stages.t2i.kernel=torch_eagre", "did you mean 'torch_eager'?"),
+        ("data.prompts=none.txt", "no such prompt file"),
+        ("data.eval_prompts=none.txt", "no such prompt file"),
+        ("rewards.0.name=constnt", "did you mean 'constant'?"),
+        ("rewards=[{callable: 'no_such_module:f'}]", "cannot be imported"),
+        ("rewards=[{name: constant, args: {valeu: 1}}]", "it takes"),
+        ("rewards.0.weight=0", "none has a weight other than 0"),
+    ],
+)
+def test_train(invoke: Invoke, workspace: Path, override: str, says: str) -> None:
+    before = _listing(workspace)
+    assert says in invoke("train", "run.yaml", override).one_line_error()
+    assert _listing(workspace) == before
+
+
+def test_logger_that_is_not_installed(
+    invoke: Invoke, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflow_rl.cli.preflight.find_spec", lambda name: None)
+    message = invoke("train", "run.yaml", "logging.wandb={project: p}").one_line_error()
+    assert "pip install 'workflow-rl[wandb]'" in message
+
+
+def test_unsupported_family(invoke: Invoke, workspace: Path) -> None:
+    (workspace / "flux" / "model_index.json").write_text('{"_class_name": "FooPipeline"}')
+    message = invoke("train", "run.yaml").one_line_error()
+    assert "FooPipeline, which is not supported" in message
+
+
+def test_blank_prompt_line(invoke: Invoke, workspace: Path) -> None:
+    (workspace / "prompts.txt").write_text("a\n\nb\n")
+    assert "line 2 is blank" in invoke("train", "run.yaml").one_line_error()
+
+
+def test_run_directory_of_another_configuration(invoke: Invoke, workspace: Path) -> None:
+    create_run_dir(load_config("run.yaml"))
+    before = _listing(workspace)
+    assert "already holds this run" in invoke("train", "run.yaml").one_line_error()
+    assert "another configuration" in invoke("train", "run.yaml", "seed=3").one_line_error()
+    with locked_run_dir(Path("run")):
+        assert "is in use" in invoke("train", "run.yaml", "--overwrite").one_line_error()
+    (workspace / "run" / ".lock").unlink()
+    assert _listing(workspace) == before
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate", "report"])
+def test_directory_without_a_run(invoke: Invoke, workspace: Path, command: str) -> None:
+    assert "holds no run" in invoke(command, "flux").one_line_error()
+
+
+def test_generate(invoke: Invoke, workspace: Path) -> None:
+    ask = ("generate", "--t2i", "flux", "--i2v", "wan", "--prompt")
+    assert "--prompt is blank" in invoke(*ask, " ").one_line_error()
+    assert "not known here" in invoke(*ask, "x", "--workflow", "foo").one_line_error()
+    assert "leave out --t2i" in invoke(*ask, "x", "--run", "run").one_line_error()
+    message = invoke(*ask, "x", "--i2v", "flux").one_line_error()
+    assert "stages.i2v.model: flux holds a FluxPipeline" in message
+    assert not (workspace / "outputs").exists()
+
+
+def test_pretrain_tiny_keeps_what_is_there(invoke: Invoke, workspace: Path) -> None:
+    assert "is not empty" in invoke("pretrain-tiny", "--output", "flux").one_line_error()
+
+
+def test_dry_run_says_what_would_happen_and_writes_nothing(invoke: Invoke, workspace: Path) -> None:
+    before = _listing(workspace)
+    result = invoke("train", "run.yaml", "stages.t2i.samples=3", "--dry-run")
+    assert result.exit_code == 0
+    assert "t2i: flux, 4 × 3 = 12 samples per iteration" in result.stdout
+    assert "i2v: wan, 12 × 4 = 48 samples per iteration" in result.stdout
+    assert load_config("run.yaml", ["stages.t2i.samples=3"]).fingerprint() in result.stdout
+    assert _listing(workspace) == before

@@ -1,0 +1,88 @@
+"""What a diffusers folder's JSON tells before anything is loaded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workflow_rl.config import StageConfig
+from workflow_rl.config.model_folder import FAMILIES, check_model_folder
+from workflow_rl.errors import UserError
+
+FLUX = {"model_index.json": {"_class_name": "FluxPipeline"}}
+FLUX_VAE = {"vae/config.json": {"block_out_channels": [8, 16, 32]}}
+WAN = {
+    "model_index.json": {"_class_name": "WanImageToVideoPipeline"},
+    "vae/config.json": {"scale_factor_spatial": 4, "scale_factor_temporal": 4},
+    "transformer/config.json": {"patch_size": [1, 2, 2]},
+}
+
+
+def _folder(path: Path, files: dict[str, Any]) -> Path:
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(json.dumps(content))
+    return path
+
+
+def _check(folder: Path, **stage: Any) -> str:
+    """Return the one-line message of the refusal."""
+    with pytest.raises(UserError) as caught:
+        check_model_folder(folder, "stages.x.model", StageConfig(**stage))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_good_folders_pass(tmp_path: Path) -> None:
+    flux = _folder(tmp_path / "flux", FLUX | FLUX_VAE)
+    wan = _folder(tmp_path / "wan", WAN)
+    stage = StageConfig(task="t2i", height=64, width=40)
+    assert check_model_folder(flux, "k", stage).name == "flux"
+    stage = StageConfig(task="i2v", height=32, width=40, num_frames=9)
+    assert check_model_folder(wan, "k", stage).name == "wan"
+
+
+def test_folder_that_is_no_model(tmp_path: Path) -> None:
+    assert "no folder" in _check(tmp_path / "none", task="t2i")
+    assert "has no model_index.json" in _check(tmp_path, task="t2i")
+    (tmp_path / "model_index.json").write_text("{")
+    assert "is not JSON" in _check(tmp_path, task="t2i")
+
+
+def test_unsupported_family_names_the_supported(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, {"model_index.json": {"_class_name": "FooPipeline"}})
+    message = _check(folder, task="t2i")
+    assert "FooPipeline" in message
+    assert all(name in message for name in FAMILIES)
+
+
+def test_video_model_in_an_image_stage(tmp_path: Path) -> None:
+    message = _check(_folder(tmp_path, WAN), task="t2i")
+    assert "an i2v model, but the stage's task is t2i" in message
+
+
+def test_size_the_model_cannot_make(tmp_path: Path) -> None:
+    flux = _folder(tmp_path / "flux", FLUX | FLUX_VAE)
+    assert "stages.x.height is 63, but this model makes multiples of 8; use 64" in _check(
+        flux, task="t2i", height=63, width=64
+    )
+    wan = _folder(tmp_path / "wan", WAN)
+    assert "stages.x.width is 36, but this model makes multiples of 8; use 32" in _check(
+        wan, task="i2v", height=32, width=36
+    )
+    assert "num_frames is 10, but this model makes 4·n + 1 frames; use 9" in _check(
+        wan, task="i2v", num_frames=10
+    )
+
+
+def test_missing_component_is_named(tmp_path: Path) -> None:
+    assert "vae/config.json is missing" in _check(_folder(tmp_path, FLUX), task="t2i")
+
+
+def test_families_are_those_that_have_an_adapter() -> None:
+    from workflow_rl.models.registry import FAMILIES as ADAPTERS
+
+    assert {(k, f.name, f.task) for k, f in FAMILIES.items()} == {
+        (k, f.name, str(f.task)) for k, f in ADAPTERS.items()
+    }

@@ -1,0 +1,94 @@
+"""The run directory belongs to one configuration and to one process at a time."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.config.conftest import LoadWith
+from workflow_rl.config.run_dir import (
+    check_new_run_dir,
+    create_run_dir,
+    load_run_config,
+    locked_run_dir,
+)
+from workflow_rl.errors import UserError
+
+
+def test_created_run_is_read_back(load_with: LoadWith, tmp_path: Path) -> None:
+    config = load_with(f"output_dir={tmp_path / 'run'}", "seed=5")
+    create_run_dir(config)
+    assert load_run_config(tmp_path / "run") == config
+
+
+def test_moved_run_knows_where_it_is(load_with: LoadWith, tmp_path: Path) -> None:
+    create_run_dir(load_with(f"output_dir={tmp_path / 'run'}"))
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    assert load_run_config(moved).output_dir == moved
+
+
+def test_same_configuration_is_pointed_to_resume(load_with: LoadWith, tmp_path: Path) -> None:
+    config = load_with(f"output_dir={tmp_path / 'run'}")
+    create_run_dir(config)
+    with pytest.raises(UserError, match="already holds this run; go on with `workflow-rl resume"):
+        check_new_run_dir(config)
+
+
+def test_another_configuration_is_refused(load_with: LoadWith, tmp_path: Path) -> None:
+    create_run_dir(load_with(f"output_dir={tmp_path / 'run'}"))
+    with pytest.raises(UserError, match="was left by another configuration"):
+        create_run_dir(load_with(f"output_dir={tmp_path / 'run'}", "seed=9"))
+
+
+def test_overwrite_replaces_a_run_whole(load_with: LoadWith, tmp_path: Path) -> None:
+    create_run_dir(load_with(f"output_dir={tmp_path / 'run'}"))
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    config = load_with(f"output_dir={tmp_path / 'run'}", "seed=9")
+    create_run_dir(config, overwrite=True)
+    assert load_run_config(tmp_path / "run") == config
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_files_that_are_no_run_are_never_touched(
+    load_with: LoadWith, tmp_path: Path, overwrite: bool
+) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="has files that are no run's"):
+        create_run_dir(load_with(f"output_dir={tmp_path / 'thesis'}"), overwrite=overwrite)
+    assert (tmp_path / "thesis" / "thesis.tex").read_text() == "x"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_directory_in_use_is_refused(load_with: LoadWith, tmp_path: Path, overwrite: bool) -> None:
+    config = load_with(f"output_dir={tmp_path / 'run'}")
+    create_run_dir(config)
+    with locked_run_dir(tmp_path / "run"):
+        with pytest.raises(UserError, match="is in use by a run that is still going"):
+            check_new_run_dir(config, overwrite=overwrite)
+        with pytest.raises(UserError, match="is in use"), locked_run_dir(tmp_path / "run"):
+            pass
+    with locked_run_dir(tmp_path / "run"):
+        pass
+
+
+def test_changed_configuration_is_noticed(load_with: LoadWith, tmp_path: Path) -> None:
+    create_run_dir(load_with(f"output_dir={tmp_path / 'run'}"))
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 0", "seed: 1"))
+    with pytest.raises(UserError, match="is not what the run began with"):
+        load_run_config(tmp_path / "run")
+
+
+def test_damaged_or_missing_run(load_with: LoadWith, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no run"):
+        load_run_config(tmp_path / "run")
+    config = load_with(f"output_dir={tmp_path / 'run'}")
+    create_run_dir(config)
+    (tmp_path / "run" / "run.json").write_text("{")
+    with pytest.raises(UserError, match=r"run.json is damaged"):
+        load_run_config(tmp_path / "run")
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        check_new_run_dir(load_with(f"output_dir={file}"))
