@@ -70,7 +70,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "t2i": {"task": "t2i", "model": "flux"},
             "i2v": {"task": "i2v", "model": "wan"},
         },
-        "data": {"prompts": "prompts.txt"},
+        "data": {"prompts": "prompts.txt", "prompts_per_iteration": 1},
         "rewards": [{"name": "constant"}],
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config, sort_keys=False))

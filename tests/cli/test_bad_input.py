@@ -27,6 +27,7 @@ def _listing(folder: Path) -> list[tuple[str, bytes]]:
         ("stages.i2v={task: i2v, model: wan, height: 30, width: 32}", "multiples of 8"),
         ("stages.t2i.kernel=torch_eagre", "did you mean 'torch_eager'?"),
         ("data.prompts=none.txt", "no such prompt file"),
+        ("data.prompts_per_iteration=2", "prompts.txt has 1 prompts; lower it"),
         ("data.eval_prompts=none.txt", "no such prompt file"),
         ("rewards.0.name=constnt", "did you mean 'constant'?"),
         ("rewards=[{callable: 'no_such_module:f'}]", "cannot be imported"),
@@ -93,7 +94,7 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(invoke: Invoke, works
     before = _listing(workspace)
     result = invoke("train", "run.yaml", "stages.t2i.samples=3", "--dry-run")
     assert result.exit_code == 0
-    assert "t2i: flux, 4 × 3 = 12 samples per iteration" in result.stdout
-    assert "i2v: wan, 12 × 4 = 48 samples per iteration" in result.stdout
+    assert "t2i: flux, 1 × 3 = 3 samples per iteration" in result.stdout
+    assert "i2v: wan, 3 × 4 = 12 samples per iteration" in result.stdout
     assert load_config("run.yaml", ["stages.t2i.samples=3"]).fingerprint() in result.stdout
     assert _listing(workspace) == before

@@ -26,7 +26,12 @@ def check_inputs(config: RunConfig) -> None:
         At the first fault.
     """
     stages = list(config.stages)
-    load_prompts(config.data.prompts, stages)
+    available = len(load_prompts(config.data.prompts, stages))
+    if available < config.data.prompts_per_iteration:
+        raise UserError(
+            f"data.prompts_per_iteration is {config.data.prompts_per_iteration}, but "
+            f"{config.data.prompts} has {available} prompts; lower it or add prompts"
+        )
     if config.data.eval_prompts is not None:
         load_prompts(config.data.eval_prompts, stages)
     for name, stage in config.stages.items():

@@ -6,8 +6,18 @@ from typing import Annotated
 import typer
 
 from workflow_rl.cli.preflight import check_inputs, check_rewards_import
+from workflow_rl.cli.progress import showing
 from workflow_rl.config import RunConfig, load_config
-from workflow_rl.config.run_dir import check_new_run_dir, create_run_dir, load_run_config
+from workflow_rl.config.run_dir import (
+    check_new_run_dir,
+    create_run_dir,
+    discard_unused_run_dir,
+    load_run_config,
+)
+from workflow_rl.errors import UserError
+
+STOPPED_EXIT_CODE = 130
+"""Exit code of a run that SIGINT or SIGTERM stopped, as shells have it."""
 
 
 def train(
@@ -53,11 +63,12 @@ def train(
     if dry_run:
         typer.echo(f"{config_path} is ready to train:\n{_summary(config)}")
         return
-    from workflow_rl.training.trainer import train as run_training
-
     create_run_dir(config, overwrite=overwrite)
-    run_training(config, resume=False)
-    typer.echo(f"Trained. Next: workflow-rl report {config.output_dir}")
+    try:
+        _train(config, resume=False)
+    except UserError:
+        discard_unused_run_dir(config.output_dir)
+        raise
 
 
 def resume(
@@ -81,10 +92,24 @@ def resume(
     config = load_run_config(run_dir)
     check_inputs(config)
     check_rewards_import(config)
+    _train(config, resume=True)
+
+
+def _train(config: RunConfig, *, resume: bool) -> None:
+    """Train and show it; exit with code 130 where a signal stopped the run early."""
     from workflow_rl.training.trainer import train as run_training
 
-    run_training(config, resume=True)
-    typer.echo(f"Trained. Next: workflow-rl report {config.output_dir}")
+    run_dir = config.output_dir
+    with showing(run_dir) as listener:
+        stopped_after = run_training(config, resume=resume, listener=listener)
+        if stopped_after is None:
+            listener.message(f"trained; next: workflow-rl report {run_dir}")
+            return
+        listener.message(
+            f"stopped after iteration {stopped_after}, its checkpoint is written; "
+            f"go on with: workflow-rl resume {run_dir}"
+        )
+    raise typer.Exit(STOPPED_EXIT_CODE)
 
 
 def _summary(config: RunConfig) -> str:

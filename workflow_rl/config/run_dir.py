@@ -80,6 +80,12 @@ def create_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
     (run_dir / CONFIG_FILE).write_text(config.dump_yaml(), encoding="utf-8")
 
 
+def discard_unused_run_dir(run_dir: Path) -> None:
+    """Remove a run directory that holds nothing but what `create_run_dir` and the lock made."""
+    if {path.name for path in run_dir.iterdir()} <= {CONFIG_FILE, RUN_FILE, LOCK_FILE}:
+        shutil.rmtree(run_dir)
+
+
 def load_run_config(run_dir: Path) -> RunConfig:
     """Return the configuration of the run in ``run_dir``, its ``output_dir`` where it now lies.
 
