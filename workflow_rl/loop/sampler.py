@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from workflow_rl.loop.sde import SDE, AffineStep, affine_step, sde_kind
+from workflow_rl.loop.sde import SDE, AffineStep, affine_step, log_prob_of, sde_kind
 from workflow_rl.platform import FLOW_SDE_STEP, kernels
 
 Sigma = float | torch.Tensor
@@ -48,8 +48,9 @@ def flow_sde_step_with_logprob(
 ) -> SDEStep:
     """Take one step, or score the sample that an earlier one gave.
 
-    Differentiable with respect to ``velocity`` (``mean`` and ``log_prob``). A step with std 0 (the
-    last one, ``ode``, ``noise_scale`` 0) has no density: its log-prob is 0, and so is the gradient.
+    Differentiable with respect to ``velocity``; in ``log_prob`` the sample is a constant. A step
+    with std 0 (the last one, ``ode``, ``noise_scale`` 0) has no density: its log-prob is 0, and so
+    is the gradient.
 
     Parameters
     ----------
@@ -94,9 +95,9 @@ def flow_sde_step_with_logprob(
         x_t,
         velocity,
         *step,
+        *log_prob_of(sde, step.std),
         noise,
         prev_sample,
-        sde.log_prob_form,
         None if mask is None else mask.to(x_t.device).expand(x_t.shape),
     )
     return SDEStep(result.sample, result.log_prob, result.mean, step.std.to(result.log_prob.dtype))

@@ -3,7 +3,7 @@
 Importing this package does not import PyTorch.
 """
 
-from workflow_rl.platform.flow_sde_step import FLOW_SDE_STEP, FlowSDEStepResult, LogProbForm
+from workflow_rl.platform.flow_sde_step import FLOW_SDE_STEP, FlowSDEStepResult
 from workflow_rl.platform.registry import (
     Availability,
     Kernel,
@@ -21,6 +21,5 @@ __all__ = [
     "KernelOp",
     "KernelRegistry",
     "KernelRow",
-    "LogProbForm",
     "kernels",
 ]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from workflow_rl.errors import WorkflowRLError
-from workflow_rl.platform.flow_sde_step import FlowSDEStepResult, LogProbForm
+from workflow_rl.platform.flow_sde_step import FlowSDEStepResult
 
 Array = npt.NDArray[np.float64]
 
@@ -20,9 +18,10 @@ def flow_sde_step(
     x_coef_B: torch.Tensor,
     velocity_coef_B: torch.Tensor,
     std_B: torch.Tensor,
+    weight_B: torch.Tensor,
+    offset_B: torch.Tensor,
     noise: torch.Tensor | None,
     prev_sample: torch.Tensor | None,
-    log_prob_form: LogProbForm,
     mask: torch.Tensor | None,
 ) -> FlowSDEStepResult:
     """See :class:`workflow_rl.platform.flow_sde_step.FlowSDEStep`; has no gradient.
@@ -52,7 +51,11 @@ def flow_sde_step(
             sample = torch.from_numpy(drawn).to(x_t.dtype)
         samples.append(sample)
         means.append(torch.from_numpy(mean))
-        log_probs.append(_log_prob((_array(sample) - mean)[keep], std, log_prob_form))
+        error = (_array(sample) - mean)[keep]
+        scored = (
+            -float(weight_B[row]) * np.mean(error**2) - float(offset_B[row]) if error.size else 0
+        )
+        log_probs.append(float(scored))
     compute = torch.promote_types(torch.promote_types(x_t.dtype, velocity.dtype), torch.float32)
     return FlowSDEStepResult(
         torch.stack(samples),
@@ -64,12 +67,3 @@ def flow_sde_step(
 def _array(tensor: torch.Tensor) -> Array:
     array: Array = tensor.detach().cpu().double().numpy()
     return array
-
-
-def _log_prob(error: Array, std: float, form: LogProbForm) -> float:
-    if form == "none" or std == 0.0 or error.size == 0:
-        return 0.0
-    if form == "squared_error":
-        return float(np.mean(-(error**2)))
-    density = -(error**2) / (2.0 * std**2) - math.log(std) - 0.5 * math.log(2.0 * math.pi)
-    return float(np.mean(density))

@@ -1,13 +1,14 @@
 """``FLOW_SDE_STEP``: one affine Gaussian step and its log-prob. The contract and its kernels.
 
-With per-sample coefficients a, b and standard deviation s, every sampler step of this project is
+With per-sample coefficients, every sampler step of this project is
 
-    mean   = a * x + b * velocity
-    sample = mean + s * noise                  (rounded to x's dtype; given ones are kept)
-    log_prob = mean over a sample's elements of
-        "gaussian"       -(sample - mean)^2 / (2 s^2) - log s - log(2 pi) / 2
-        "squared_error"  -(sample - mean)^2
-        "none"           0
+    mean     = a x + b velocity
+    sample   = mean + s noise                  (rounded to x's dtype)
+    log_prob = -w <(sample - mean)^2> - c      (<> is the mean over a sample's elements)
+
+The log-prob is that of the sample as a constant: its gradient is the policy gradient's. ``sample``
+and ``mean`` are differentiable as they stand.
+A Gaussian has w = 1 / (2 s^2) and c = log s + log(2 pi) / 2.
 
 A kernel is a function with the signature of :class:`FlowSDEStep`.
 """
@@ -15,16 +16,13 @@ A kernel is a function with the signature of :class:`FlowSDEStep`.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from workflow_rl.platform.registry import Availability, Kernel, KernelOp, kernels
 
 if TYPE_CHECKING:
     import torch
-
-LogProbForm = Literal["gaussian", "squared_error", "none"]
 
 FLOW_SDE_STEP = KernelOp(name="flow_sde_step", reference="numpy_reference")
 
@@ -47,15 +45,16 @@ class FlowSDEStep(Protocol):
         State and velocity, [B, ...], any floating dtype: both are first cast to float32 or better.
     x_coef_B, velocity_coef_B, std_B
         a, b and s of each sample, [B].
+    weight_B, offset_B
+        w and c of each sample, [B]. Both 0: no log-prob (0, with gradient 0).
     noise
         Standard normal noise [B, ...]. None, as well as ``prev_sample``: the sample is the mean.
     prev_sample
         The sample whose log-prob is asked for, [B, ...]; it is returned as it is.
-    log_prob_form
-        See the module. A sample with s = 0 has no density: its log-prob is 0, its gradient too.
     mask
         Boolean, [B, ...]: True where the latent is sampled, False where it is given. Given ones
-        keep x's value (in ``mean`` too), get no noise and stay out of the log-prob.
+        keep x's value (in ``mean`` too), get no noise and stay out of the log-prob, which is 0
+        where none is left.
     """
 
     def __call__(
@@ -65,9 +64,10 @@ class FlowSDEStep(Protocol):
         x_coef_B: torch.Tensor,
         velocity_coef_B: torch.Tensor,
         std_B: torch.Tensor,
+        weight_B: torch.Tensor,
+        offset_B: torch.Tensor,
         noise: torch.Tensor | None,
         prev_sample: torch.Tensor | None,
-        log_prob_form: LogProbForm,
         mask: torch.Tensor | None,
     ) -> FlowSDEStepResult: ...
 
@@ -107,19 +107,19 @@ def _compile_availability(device: str) -> Availability:
     )
 
 
-def _build_reference() -> Callable[..., FlowSDEStepResult]:
+def _build_reference() -> FlowSDEStep:
     from workflow_rl.platform.flow_sde_reference import flow_sde_step
 
     return flow_sde_step
 
 
-def _build_eager() -> Callable[..., FlowSDEStepResult]:
+def _build_eager() -> FlowSDEStep:
     from workflow_rl.platform.flow_sde_torch import eager_kernel
 
     return eager_kernel()
 
 
-def _build_compiled() -> Callable[..., FlowSDEStepResult]:
+def _build_compiled() -> FlowSDEStep:
     from workflow_rl.platform.flow_sde_torch import compiled_kernel
 
     return compiled_kernel()
