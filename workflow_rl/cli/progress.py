@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
@@ -68,6 +69,11 @@ class ConsoleListener:
         self.message(
             f"evaluation after {number} iterations: reward {mean:.4f} over {count} samples{failed}"
         )
+
+
+def show_message(text: str) -> None:
+    """Show one line beside a command's output."""
+    typer.echo(text, err=True)
 
 
 def format_duration(seconds: float) -> str:

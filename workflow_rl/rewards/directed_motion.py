@@ -79,7 +79,7 @@ def _masks(videos_BCTHW: Tensor, colours_B3: Tensor) -> _Masks:
 
 
 def _centroids(masks: Tensor) -> tuple[Tensor, Tensor]:
-    """Centroid ``[..., 2]`` (x, y; of nothing: the frame's centre) and mass ``[...]``, in pixels."""
+    """Centroid ``[..., 2]`` (x, y; of nothing: the frame's centre) and mass ``[...]``; pixels."""
     grid = torch.arange(SIZE, dtype=torch.float32) + 0.5 - SIZE / 2
     mass = masks.sum((-2, -1))
     moment = torch.stack([masks.sum(-2) @ grid, masks.sum(-1) @ grid], -1)
@@ -223,7 +223,7 @@ class DirectedMotion:
 
     Range about -1 to 1, in frame widths; a video that shows nothing scores 0; a prompt that is no
     caption of the embedded world fails its sample. Components: ``travel`` and ``fidelity``, see
-    :func:`motion`.
+    :func:`motion`, and ``start``, see :func:`start_position`.
 
     Parameters
     ----------
@@ -247,9 +247,10 @@ class DirectedMotion:
             except ValueError as error:
                 failures[index] = str(error)
         rows = list(captions)
-        travel, fidelity = torch.full((2, len(batch)), math.nan)
+        travel, fidelity, start = torch.full((3, len(batch)), math.nan)
         if rows:
-            travel[rows], fidelity[rows] = motion(
-                batch.media[rows].cpu(), list(captions.values()), self.max_step
-            )
-        return RewardScores(travel * fidelity, failures, {"travel": travel, "fidelity": fidelity})
+            videos_BCTHW, named = batch.media[rows].cpu(), list(captions.values())
+            travel[rows], fidelity[rows] = motion(videos_BCTHW, named, self.max_step)
+            start[rows] = start_position(videos_BCTHW, [str(caption) for caption in named])
+        parts = {"travel": travel, "fidelity": fidelity, "start": start}
+        return RewardScores(travel * fidelity, failures, parts)

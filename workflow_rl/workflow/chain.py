@@ -6,7 +6,7 @@ Serving and training both grow their trees here; they differ in the profile alon
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -14,7 +14,7 @@ from workflow_rl.enums import ExecutionProfile, MediaKind
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance
 from workflow_rl.loop.record import BehaviourRecord
-from workflow_rl.prompt import PromptRecord
+from workflow_rl.config import PromptRecord
 from workflow_rl.request import DiffusionParams, Request, SampleId, make_request
 from workflow_rl.runtime.driver import OnProgress
 from workflow_rl.runtime.engine import run_requests
@@ -140,7 +140,3 @@ def run_chain(
         images = [conditioning_image(sample, kind) for sample in media]
     return outputs
 
-
-def serving_plan(plan: StagePlan) -> StagePlan:
-    """Return ``plan`` with one sample per input and no stochastic step."""
-    return replace(plan, samples=1, params=replace(plan.params, sde_steps=()))

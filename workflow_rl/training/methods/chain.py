@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from workflow_rl.errors import UserError, WorkflowRLError
-from workflow_rl.prompt import PromptRecord
-from workflow_rl.rewards.base import RewardBatch
-from workflow_rl.rewards.composite import CompositeReward, StageMedia, TreeScores
+from workflow_rl.config import PromptRecord
+from workflow_rl.evaluation.chain import stage_media
+from workflow_rl.rewards.composite import CompositeReward, TreeScores
 from workflow_rl.runtime.driver import OnProgress
 from workflow_rl.training.checkpoint import load_optimizer_tensors, optimizer_tensors
 from workflow_rl.training.credit import CreditResult, assign_credit, variance_split
@@ -273,25 +273,6 @@ def _load_policy(
         policy.ema.num_updates = ema_updates
         for name, average in policy.ema.average.items():
             average.copy_(own[f"ema/{name}"])
-
-
-def stage_media(outputs: Sequence[StageOutput]) -> dict[str, StageMedia]:
-    """Return the outputs of a chain as the reward layer takes them.
-
-    The reward sees the chain's prompt, not a stage's own text.
-    """
-    return {
-        output.stage.name: StageMedia(
-            RewardBatch(
-                prompts=[request.sample.prompt for request in output.requests],
-                sample_ids=[str(request.sample) for request in output.requests],
-                media=output.media,
-                media_kind=output.media_kind.value,
-            ),
-            parents=output.parents if position else (),
-        )
-        for position, output in enumerate(outputs)
-    }
 
 
 def reward_metrics(iteration: Iteration) -> dict[str, float]:

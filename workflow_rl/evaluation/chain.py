@@ -1,0 +1,115 @@
+"""Deterministic evaluation of a chain: fixed prompts and seeds, ODE steps, one reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from workflow_rl.config import PromptRecord
+from workflow_rl.enums import ExecutionProfile
+from workflow_rl.instance import ModelInstance
+from workflow_rl.rewards.base import RewardBatch
+from workflow_rl.rewards.composite import CompositeReward, StageMedia, TreeScores
+from workflow_rl.runtime.driver import OnProgress
+from workflow_rl.workflow import StageOutput, StagePlan, Workflow, run_chain
+
+EVALUATION_DRAW = -1
+"""Draw number of evaluation noise: never that of a training iteration, which counts from 0."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of prompts x seeds, prompt-major, and what was scored.
+
+    ``scores`` and ``components`` are float32 [P * S], NaN where a sample failed.
+    """
+
+    prompts: tuple[str, ...]
+    seeds: tuple[int, ...]
+    scores: torch.Tensor
+    components: Mapping[str, torch.Tensor]
+    failures: Mapping[int, str]
+    outputs: tuple[StageOutput, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as JSON types; a failed sample's score is None."""
+        return {
+            "prompts": list(self.prompts),
+            "seeds": list(self.seeds),
+            "scores": _json_numbers(self.scores),
+            "components": {name: _json_numbers(v) for name, v in self.components.items()},
+            "failures": {str(row): reason for row, reason in self.failures.items()},
+        }
+
+
+def _json_numbers(values: torch.Tensor) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def stage_media(outputs: Sequence[StageOutput]) -> dict[str, StageMedia]:
+    """Return the outputs of a chain as the reward layer takes them.
+
+    The reward sees the chain's prompt, not a stage's own text.
+    """
+    return {
+        output.stage.name: StageMedia(
+            RewardBatch(
+                prompts=[request.sample.prompt for request in output.requests],
+                sample_ids=[str(request.sample) for request in output.requests],
+                media=output.media,
+                media_kind=output.media_kind.value,
+            ),
+            parents=output.parents if position else (),
+        )
+        for position, output in enumerate(outputs)
+    }
+
+
+def evaluate_chain(
+    workflow: Workflow,
+    instances: Mapping[str, ModelInstance],
+    plans: Mapping[str, StagePlan],
+    reward: CompositeReward,
+    prompts: Sequence[PromptRecord],
+    *,
+    seeds_per_prompt: int,
+    on_progress: OnProgress | None = None,
+) -> Evaluation:
+    """Sample one chain per prompt and seed without noise in the steps, and score it.
+
+    Parameters
+    ----------
+    plans
+        Stage name to plan; its branching and stochastic steps are set aside.
+    seeds_per_prompt
+        Seeds 0 to this minus 1, the same for every prompt and every call.
+    """
+    serving = {
+        name: replace(plan, samples=1, params=replace(plan.params, sde_steps=()))
+        for name, plan in plans.items()
+    }
+    chains = [prompt for prompt in prompts for _ in range(seeds_per_prompt)]
+    seeds = list(range(seeds_per_prompt)) * len(prompts)
+    outputs = run_chain(
+        workflow,
+        instances,
+        serving,
+        chains,
+        seeds,
+        profiles={stage.name: ExecutionProfile.SERVE for stage in workflow.stages},
+        draw=EVALUATION_DRAW,
+        on_progress=None if on_progress is None else lambda stage: on_progress,
+    )
+    scored: TreeScores = reward.score_tree(stage_media(outputs))
+    return Evaluation(
+        prompts=tuple(chain.prompt for chain in chains),
+        seeds=tuple(seeds),
+        scores=scored.total,
+        components=scored.components,
+        failures=scored.failures,
+        outputs=tuple(outputs),
+    )

@@ -1,0 +1,46 @@
+"""Writes the media of an evaluation or a rollout below a run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from workflow_rl.enums import MediaKind
+from workflow_rl.media import write_mp4, write_png
+from workflow_rl.workflow import StageOutput
+
+FPS = 8.0
+"""Frames per second of the videos that are written."""
+
+
+def write_media(folder: Path, stem: str, media: torch.Tensor, kind: MediaKind) -> Path:
+    """Write one sample as ``stem.png`` or ``stem.mp4`` in ``folder``; return the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind is MediaKind.IMAGE:
+        return write_png(folder / f"{stem}.png", media)
+    return write_mp4(folder / f"{stem}.mp4", media, FPS)
+
+
+def write_first_samples(
+    run_dir: Path, folder: str, outputs: tuple[StageOutput, ...], rows: list[int]
+) -> dict[str, list[str]]:
+    """Write the samples in ``rows`` of every stage of an evaluation (one leaf per prompt and seed).
+
+    Returns
+    -------
+    dict
+        Stage name to paths relative to ``run_dir``, in the order of ``rows``.
+    """
+    return {
+        output.stage.name: [
+            str(
+                write_media(
+                    run_dir / folder, f"{output.stage.name}_{row:03d}", output.media[row],
+                    output.media_kind,
+                ).relative_to(run_dir)
+            )
+            for row in rows
+        ]
+        for output in outputs
+    }

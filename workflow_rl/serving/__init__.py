@@ -1,0 +1,1 @@
+"""Serving a chain: fresh from its checkpoints, or with the weights of a run."""

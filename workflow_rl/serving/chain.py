@@ -1,0 +1,85 @@
+"""A resident chain, ready to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from workflow_rl.config import StageConfig
+from workflow_rl.errors import UserError
+from workflow_rl.instance import ModelInstance, load_card
+from workflow_rl.training.build import DTYPES, choose_device, stage_cards, stage_plan, workflow_of
+from workflow_rl.training.checkpoint import latest_valid, load_checkpoint
+from workflow_rl.training.weight_sync import WeightRole, WeightSyncPlan, publish
+from workflow_rl.workflow import StagePlan, Workflow
+
+
+@dataclass(frozen=True)
+class ServedChain:
+    """A workflow, its resident instances and how each stage is sampled, by stage name."""
+
+    workflow: Workflow
+    instances: Mapping[str, ModelInstance]
+    plans: Mapping[str, StagePlan]
+
+
+def load_chain(
+    workflow_id: str, stages: Mapping[str, StageConfig], device: str | None = None
+) -> ServedChain:
+    """Load the checkpoints that the stages name."""
+    workflow = workflow_of(workflow_id, stages)
+    cards = stage_cards(workflow, stages)
+    instances = {
+        name: load_card(card, device=choose_device(device), dtype=DTYPES[stages[name].dtype])
+        for name, card in cards.items()
+    }
+    return ServedChain(
+        workflow, instances, {name: stage_plan(stage) for name, stage in stages.items()}
+    )
+
+
+def publish_run(
+    chain: ServedChain, run_dir: Path, role: WeightRole, on_skip: Callable[[str], None]
+) -> int:
+    """Publish the weights of a run's newest whole checkpoint into a chain.
+
+    Stages that the run kept frozen stay as they are.
+
+    Returns
+    -------
+    int
+        The iteration of the checkpoint.
+
+    Raises
+    ------
+    UserError
+        If the run has no checkpoint yet, or keeps no weights in that role.
+    """
+    path = latest_valid(run_dir / "checkpoints", on_skip=on_skip)
+    if path is None:
+        raise UserError(f"{run_dir} has no checkpoint yet; let `workflow-rl train` go on")
+    iteration, tensors, _ = load_checkpoint(path)
+    folder = {WeightRole.STUDENT: "weights", WeightRole.EMA: "ema"}[role]
+    for name, instance in chain.instances.items():
+        weights = _component_weights(tensors, f"{name}/{folder}/", instance)
+        if not weights and any(key.startswith(f"{name}/") for key in tensors):
+            raise UserError(f"{run_dir} keeps no {role} weights of stage {name!r}")
+        if weights:
+            publish(WeightSyncPlan(role, tuple(weights)), weights, instance, version=iteration)
+    return iteration
+
+
+def _component_weights(
+    tensors: Mapping[str, torch.Tensor], prefix: str, instance: ModelInstance
+) -> dict[str, dict[str, torch.Tensor]]:
+    weights: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        if not key.startswith(prefix):
+            continue
+        component, _, name = key.removeprefix(prefix).partition(".")
+        cast = tensor.to(instance.platform.device, instance.platform.dtype)
+        weights.setdefault(component, {})[name] = cast
+    return weights

@@ -1,0 +1,125 @@
+"""Before and after: the checkpoints a run began with against the weights it trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from workflow_rl.config import load_prompts
+from workflow_rl.config.run_dir import load_run_config
+from workflow_rl.evaluation.chain import Evaluation, evaluate_chain
+from workflow_rl.evaluation.statistics import PairedComparison, paired_bootstrap
+from workflow_rl.rewards.registry import build_rewards
+from workflow_rl.serving.chain import load_chain, publish_run
+from workflow_rl.training.weight_sync import WeightRole
+
+EVALUATION_FILE = "evaluation.json"
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """Paired evaluation of a run on the same prompts and seeds."""
+
+    iteration: int
+    before: Evaluation
+    after: Evaluation
+    comparison: PairedComparison
+    components: dict[str, PairedComparison]
+
+
+def evaluate_run(
+    run_dir: Path,
+    *,
+    prompts: Path | None = None,
+    seeds_per_prompt: int | None = None,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> BeforeAfter:
+    """Evaluate the chain of a run before and after training, and write ``evaluation.json``.
+
+    Parameters
+    ----------
+    prompts
+        Prompt file; None: the run's held-out prompts.
+    seeds_per_prompt
+        Chains per prompt; None: the run's.
+
+    Raises
+    ------
+    UserError
+        If the run has no checkpoint.
+    """
+    config = load_run_config(run_dir)
+    options = config.evaluation
+    path = prompts or config.data.eval_prompts or config.data.prompts
+    records = load_prompts(path, list(config.stages))
+    chain = load_chain(config.workflow, config.stages, config.training.device)
+    plans = {
+        name: replace(
+            plan,
+            slots=options.batch_size,
+            params=replace(
+                plan.params,
+                num_inference_steps=options.num_inference_steps or plan.params.num_inference_steps,
+            ),
+        )
+        for name, plan in chain.plans.items()
+    }
+    reward = build_rewards([term.model_dump() for term in config.rewards])
+    seeds = seeds_per_prompt or options.seeds_per_prompt
+
+    def run_once() -> Evaluation:
+        return evaluate_chain(
+            chain.workflow, chain.instances, plans, reward, records, seeds_per_prompt=seeds
+        )
+
+    before = run_once()
+    role = WeightRole.EMA if options.weights == "ema" else WeightRole.STUDENT
+    iteration = publish_run(chain, run_dir, role, on_message)
+    after = run_once()
+
+    def compare(first: list[float], second: list[float]) -> PairedComparison:
+        return paired_bootstrap(
+            first,
+            second,
+            clusters=before.prompts,
+            confidence=options.confidence,
+            samples=options.bootstrap_samples,
+        )
+
+    result = BeforeAfter(
+        iteration,
+        before,
+        after,
+        compare(before.scores.tolist(), after.scores.tolist()),
+        {
+            name: compare(values.tolist(), after.components[name].tolist())
+            for name, values in before.components.items()
+        },
+    )
+    _write(run_dir / EVALUATION_FILE, path, seeds, result)
+    return result
+
+
+def _summary(comparison: PairedComparison) -> dict[str, float]:
+    return {
+        "before": comparison.before,
+        "after": comparison.after,
+        "difference": comparison.difference.mean,
+        "low": comparison.difference.low,
+        "high": comparison.difference.high,
+        "win_rate": comparison.win_rate,
+        "failed_pairs": comparison.difference.failed,
+    }
+
+
+def _write(path: Path, prompts: Path, seeds_per_prompt: int, result: BeforeAfter) -> None:
+    content = {
+        "iteration": result.iteration,
+        "prompts": str(prompts),
+        "seeds_per_prompt": seeds_per_prompt,
+        "reward": _summary(result.comparison),
+        "components": {name: _summary(c) for name, c in result.components.items()},
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

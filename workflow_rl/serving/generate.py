@@ -1,0 +1,59 @@
+"""One prompt through a chain, to files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from workflow_rl.config import PromptRecord, StageConfig
+from workflow_rl.enums import ExecutionProfile
+from workflow_rl.evaluation.media_files import write_media
+from workflow_rl.serving.chain import load_chain, publish_run
+from workflow_rl.training.weight_sync import WeightRole
+from workflow_rl.workflow import run_chain
+
+MAX_STEM = 60
+
+
+def generate(
+    workflow_id: str,
+    stages: Mapping[str, StageConfig],
+    *,
+    prompt: str,
+    seed: int,
+    output_dir: Path,
+    run_dir: Path | None = None,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> list[Path]:
+    """Sample a chain once and write what each stage made: a PNG, an MP4 (H.264).
+
+    Parameters
+    ----------
+    run_dir
+        Serve the newest checkpoint of this run; None: the weights in the folders.
+
+    Returns
+    -------
+    list of Path
+        One file per stage.
+    """
+    chain = load_chain(workflow_id, stages)
+    if run_dir is not None:
+        publish_run(chain, run_dir, WeightRole.STUDENT, on_message)
+    outputs = run_chain(
+        chain.workflow,
+        chain.instances,
+        {name: replace(plan, samples=1) for name, plan in chain.plans.items()},
+        [PromptRecord(prompt)],
+        [seed],
+        profiles=dict.fromkeys(chain.instances, ExecutionProfile.SERVE),
+    )
+    stem = re.sub(r"[^a-z0-9]+", "_", prompt.lower()).strip("_")[:MAX_STEM] or "sample"
+    return [
+        write_media(
+            output_dir, f"{stem}_seed{seed}_{output.stage.name}", output.media[0], output.media_kind
+        )
+        for output in outputs
+    ]

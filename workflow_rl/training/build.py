@@ -1,0 +1,121 @@
+"""From a configuration to the method that trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from workflow_rl.card import ModelCard
+from workflow_rl.config import RunConfig, StageConfig
+from workflow_rl.instance import load_card
+from workflow_rl.loop.window import SDEWindow
+from workflow_rl.models import build_card
+from workflow_rl.request import DiffusionParams, TaskType
+from workflow_rl.rewards.registry import build_rewards
+from workflow_rl.training.methods.chain import ChainRLMethod, ChainSettings
+from workflow_rl.training.policy import OptimizerSettings, StagePolicy, StageSettings
+from workflow_rl.workflow import StagePlan, Workflow, WorkflowStage
+from workflow_rl.workflow.workflow import check_stage_card, check_threading
+
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def choose_device(asked: str | None) -> torch.device:
+    """Return the device that the configuration names; None: CUDA where there is one."""
+    if asked is not None:
+        return torch.device(asked)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def workflow_of(workflow_id: str, stages: Mapping[str, StageConfig]) -> Workflow:
+    """Return the declared chain; raise a UserError if it cannot be threaded."""
+    workflow = Workflow(
+        workflow_id,
+        tuple(WorkflowStage(name, TaskType(stage.task)) for name, stage in stages.items()),
+    )
+    check_threading(workflow)
+    return workflow
+
+
+def stage_cards(workflow: Workflow, stages: Mapping[str, StageConfig]) -> dict[str, ModelCard]:
+    """Return each stage's card, checked against the stage's task."""
+    cards = {}
+    for stage in workflow.stages:
+        model: Path | None = stages[stage.name].model
+        card = build_card(model, stage.task)
+        check_stage_card(workflow, stage, card)
+        cards[stage.name] = card
+    return cards
+
+
+def stage_plan(stage: StageConfig) -> StagePlan:
+    """Return how a stage is sampled."""
+    return StagePlan(
+        params=DiffusionParams(
+            num_inference_steps=stage.num_inference_steps,
+            guidance_scale=stage.guidance_scale,
+            height=stage.height,
+            width=stage.width,
+            num_frames=stage.num_frames,
+            max_sequence_length=stage.max_sequence_length,
+            sde_kind=stage.sde.kind,
+            sde_noise_scale=stage.sde.noise_scale,
+            kernel=stage.kernel,
+        ),
+        samples=stage.samples,
+        slots=stage.rollout_batch_size,
+        negative_prompt=stage.negative_prompt,
+    )
+
+
+def stage_settings(
+    stage: WorkflowStage, config: StageConfig, total_steps: int
+) -> StageSettings:
+    """Return how a stage samples and trains."""
+    return StageSettings(
+        stage=stage,
+        plan=stage_plan(config),
+        optimizer=OptimizerSettings(**config.optimizer.model_dump(), total_steps=total_steps),
+        window=SDEWindow(**config.sde.window.model_dump()),
+        ppo_clip=config.ppo_clip,
+        kl_weight=config.kl_weight,
+        step_weighting=config.step_weighting,
+        max_grad_norm=config.max_grad_norm,
+        micro_batch_size=config.micro_batch_size,
+        ema_decay=config.ema.decay,
+        freeze=config.freeze,
+    )
+
+
+def build_method(config: RunConfig) -> ChainRLMethod:
+    """Load the models of a configuration and build its method."""
+    workflow = workflow_of(config.workflow, config.stages)
+    cards = stage_cards(workflow, config.stages)
+    device = choose_device(config.training.device)
+    policies = []
+    for stage in workflow.stages:
+        options = config.stages[stage.name]
+        dtype = DTYPES[options.dtype]
+        settings = stage_settings(stage, options, config.training.iterations)
+        needs_reference = options.kl_weight > 0 and not options.freeze
+        card = cards[stage.name]
+        student = load_card(card, device=device, dtype=dtype)
+        reference = load_card(card, device=device, dtype=dtype) if needs_reference else None
+        policies.append(StagePolicy(settings, student, reference))
+    return ChainRLMethod(
+        workflow,
+        policies,
+        build_rewards([reward.model_dump() for reward in config.rewards]),
+        ChainSettings(
+            credit_rule=config.credit.rule,
+            normalisation=config.credit.normalisation,
+            leave_one_out=config.credit.leave_one_out,
+            advantage_clip=config.credit.advantage_clip,
+            updates_per_iteration=config.training.updates_per_iteration,
+            c2_tolerance=config.training.c2_tolerance,
+            max_skipped_updates=config.training.max_skipped_updates,
+            seed=config.seed,
+        ),
+    )

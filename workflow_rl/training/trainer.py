@@ -1,0 +1,201 @@
+"""A training run: the algorithm in order, with checkpoints, evaluation and a clean stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from workflow_rl.config import RunConfig, load_prompts
+from workflow_rl.config.run_dir import locked_run_dir
+from workflow_rl.evaluation.chain import Evaluation, evaluate_chain
+from workflow_rl.evaluation.media_files import write_first_samples
+from workflow_rl.training.build import build_method
+from workflow_rl.training.checkpoint import latest_valid, load_checkpoint, save_checkpoint
+from workflow_rl.training.data import PromptSchedule
+from workflow_rl.training.gallery import save_groups
+from workflow_rl.training.jsonl import append_line, truncate_lines
+from workflow_rl.training.methods.chain import ChainRLMethod
+from workflow_rl.training.metrics_log import MetricsLog
+from workflow_rl.training.signals import graceful_stop
+from workflow_rl.training.weight_sync import WeightRole
+
+EVALUATIONS_FILE = "evaluations.jsonl"
+
+
+class RunListener(Protocol):
+    """Who is told how a run goes. The command line shows it; tests and notebooks need none."""
+
+    def message(self, text: str) -> None:
+        """Take one line for the user."""
+        ...
+
+    def iteration(self, number: int, total: int, metrics: dict[str, float]) -> None:
+        """Iteration ``number`` (1-based) of ``total`` is done."""
+        ...
+
+    def evaluation(self, number: int, evaluation: Evaluation) -> None:
+        """The weights after ``number`` iterations were evaluated."""
+        ...
+
+
+class SilentListener:
+    """Says nothing."""
+
+    def message(self, text: str) -> None:
+        """Drop the line."""
+
+    def iteration(self, number: int, total: int, metrics: dict[str, float]) -> None:
+        """Drop the figures."""
+
+    def evaluation(self, number: int, evaluation: Evaluation) -> None:
+        """Drop the figures."""
+
+
+class Run:
+    """The parts of a run, and what happens around its iterations."""
+
+    def __init__(self, config: RunConfig, listener: RunListener) -> None:
+        self.config = config
+        self.listener = listener
+        self.dir: Path = config.output_dir
+        self.method: ChainRLMethod = build_method(config)
+        stages = list(config.stages)
+        records = load_prompts(config.data.prompts, stages)
+        held_out = config.data.eval_prompts
+        self.eval_prompts = records if held_out is None else load_prompts(held_out, stages)
+        self.schedule = PromptSchedule(
+            tuple(records), config.data.prompts_per_iteration, config.seed
+        )
+
+    def restore(self) -> int:
+        """Load the newest whole checkpoint, forget what came after it; return its iteration."""
+        path = latest_valid(self.dir / "checkpoints", on_skip=self.listener.message)
+        start = 0
+        if path is not None:
+            start, tensors, state = load_checkpoint(path)
+            self.method.load_state(tensors, state["method"])
+            self.listener.message(f"going on after iteration {start} (from {path})")
+        truncate_lines(self.dir / EVALUATIONS_FILE, lambda line: line["iteration"] <= start)
+        return start
+
+    def checkpoint(self, done: int) -> None:
+        """Write everything that resume needs after ``done`` iterations."""
+        save_checkpoint(
+            self.dir / "checkpoints",
+            done,
+            self.method.state_tensors(),
+            {"method": self.method.state_values()},
+            keep=self.config.training.checkpoint.keep,
+        )
+
+    def evaluate(self, done: int) -> Evaluation:
+        """Evaluate the weights after ``done`` iterations; write figures and videos."""
+        options = self.config.evaluation
+        role = WeightRole.EMA if options.weights == "ema" and done > 0 else WeightRole.STUDENT
+        with ExitStack() as stack:
+            instances = {
+                policy.name: stack.enter_context(
+                    policy.serving(WeightRole.STUDENT if policy.settings.freeze else role)
+                )
+                for policy in self.method.policies
+            }
+            evaluation = evaluate_chain(
+                self.method.workflow,
+                instances,
+                evaluation_plans(self.method, self.config),
+                self.method.reward,
+                self.eval_prompts,
+                seeds_per_prompt=options.seeds_per_prompt,
+            )
+        rows = list(range(0, len(evaluation.scores), options.seeds_per_prompt))
+        folder = f"evaluation/iteration_{done:08d}"
+        media = write_first_samples(self.dir, folder, evaluation.outputs, rows)
+        line = {"iteration": done, **evaluation.to_json(), "media_rows": rows, "media": media}
+        append_line(self.dir / EVALUATIONS_FILE, line)
+        self.listener.evaluation(done, evaluation)
+        return evaluation
+
+
+def evaluation_plans(method: ChainRLMethod, config: RunConfig) -> dict[str, Any]:
+    """Return each stage's plan with the evaluation's batch size and number of steps."""
+    from dataclasses import replace
+
+    options = config.evaluation
+    plans = {}
+    for policy in method.policies:
+        plan = policy.settings.plan
+        steps = options.num_inference_steps or plan.params.num_inference_steps
+        plans[policy.name] = replace(
+            plan,
+            slots=options.batch_size,
+            params=replace(plan.params, num_inference_steps=steps, sde_steps=()),
+        )
+    return plans
+
+
+def train(
+    config: RunConfig, *, resume: bool = False, listener: RunListener | None = None
+) -> int | None:
+    """Run the training that ``config`` describes, in its run directory.
+
+    Parameters
+    ----------
+    resume
+        Go on from the newest whole checkpoint; the result is that of a run never stopped.
+    listener
+        Is told how it goes.
+
+    Returns
+    -------
+    int or None
+        The number of iterations done, if a signal stopped the run early; None if it is complete.
+    """
+    listener = listener or SilentListener()
+    if config.training.threads is not None:
+        torch.set_num_threads(config.training.threads)
+    with locked_run_dir(config.output_dir), graceful_stop() as stop:
+        run = Run(config, listener)
+        start = run.restore() if resume else 0
+        with MetricsLog.from_config(config, keep_before=start) as log:
+            return _iterate(run, start, log, lambda: stop.requested)
+
+
+def _iterate(
+    run: Run, start: int, log: MetricsLog, stop_requested: Callable[[], bool]
+) -> int | None:
+    config, method = run.config, run.method
+    total = config.training.iterations
+    if start == 0:
+        run.evaluate(0)
+    for iteration in range(start, total):
+        began = time.perf_counter()
+        prompts = run.schedule.at(iteration)
+        batch = {"prompts": prompts, "seeds": [config.seed] * len(prompts)}
+        losses, metrics = method.managed_train_step(batch, iteration)
+        metrics |= {name: float(loss) for name, loss in losses.items()}
+        metrics["time/iteration"] = time.perf_counter() - began
+        log.write(iteration, metrics)
+        done = iteration + 1
+        run.listener.iteration(done, total, metrics)
+        if is_due(done, total, config.evaluation.every):
+            run.evaluate(done)
+            if method.last is not None:
+                save_groups(run.dir, done, method.last)
+        stopping = stop_requested() and done < total
+        if stopping or is_due(done, total, config.training.checkpoint.every):
+            run.checkpoint(done)
+        if stopping:
+            return done
+    return None
+
+
+def is_due(done: int, total: int, every: int) -> bool:
+    """Say whether something that happens every ``every`` iterations, and at the end, is due."""
+    return done == total or (every > 0 and done % every == 0)
