@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from workflow_rl.cli.preflight import check_inputs, check_rewards_import
-from workflow_rl.config import load_prompts
+from workflow_rl.cli.progress import show_message
+from workflow_rl.config import RunConfig, load_prompts
 from workflow_rl.config.run_dir import load_run_config
 
 
@@ -40,6 +43,29 @@ def evaluate(
     if prompts is not None:
         load_prompts(prompts, list(config.stages))
     check_rewards_import(config)
-    from workflow_rl.evaluation.run import evaluate_run
+    from workflow_rl.serving.evaluate import evaluate_run
 
-    evaluate_run(run_dir, prompts=prompts, seeds_per_prompt=seeds_per_prompt)
+    result = evaluate_run(
+        run_dir, prompts=prompts, seeds_per_prompt=seeds_per_prompt, on_message=show_message
+    )
+    table = Table("", "before", "after", "difference", interval_heading(config), "better")
+    for name, comparison in {"reward": result.comparison, **result.components}.items():
+        difference = comparison.difference
+        table.add_row(
+            name,
+            f"{comparison.before:.4f}",
+            f"{comparison.after:.4f}",
+            f"{difference.mean:+.4f}",
+            f"{difference.low:+.4f} to {difference.high:+.4f}",
+            f"{comparison.win_rate:.0%}",
+        )
+    Console().print(table)
+    typer.echo(f"after {result.iteration} iterations, {len(result.before.scores)} chains each")
+    failed = result.comparison.difference.failed
+    if failed:
+        typer.echo(f"{failed} pairs left out, because a reward failed on one of the two", err=True)
+
+
+def interval_heading(config: RunConfig) -> str:
+    """Name the interval of the differences, such as ``95% interval``."""
+    return f"{config.evaluation.confidence * 100:g}% interval"

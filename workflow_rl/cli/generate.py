@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from workflow_rl.cli.preflight import check_stage_model
+from workflow_rl.cli.progress import show_message
 from workflow_rl.config import StageConfig
 from workflow_rl.config.run_dir import load_run_config
 from workflow_rl.errors import UserError
@@ -77,5 +78,14 @@ def generate(
         check_stage_model(name, stage)
     from workflow_rl.serving.generate import generate as serve
 
-    for path in serve(workflow, stages, prompt=prompt, seed=seed, run_dir=run, output_dir=output):
+    files = serve(
+        workflow,
+        stages,
+        prompt=prompt,
+        seed=seed,
+        output_dir=output,
+        run_dir=run,
+        on_message=show_message,
+    )
+    for path in files:
         typer.echo(path)

@@ -1,0 +1,71 @@
+"""What `generate` and `evaluate` hand to the serving layer, and what they show of its answer."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Invoke
+from workflow_rl.config import StageConfig, load_config
+from workflow_rl.config.run_dir import create_run_dir
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Replace the serving of a chain; the list gets its calls."""
+    calls: list[dict[str, Any]] = []
+
+    def fake(workflow: str, stages: dict[str, StageConfig], **options: Any) -> list[Path]:
+        options["on_message"]("a message")
+        calls.append({"workflow": workflow, "stages": stages, **options})
+        return [Path("a.png"), Path("a.mp4")]
+
+    monkeypatch.setattr("workflow_rl.serving.generate.generate", fake)
+    return calls
+
+
+def test_generate_prints_the_files_alone_on_stdout(
+    invoke: Invoke, workspace: Path, served: list[dict[str, Any]]
+) -> None:
+    ask = ("generate", "--prompt", "a fox", "--seed", "3", "--steps", "9")
+    result = invoke(*ask, "--t2i", "flux", "--i2v", "wan", "--output", "made")
+    assert result.stdout == "a.png\na.mp4\n"
+    assert result.stderr == "a message\n"
+    (call,) = served
+    assert (call["prompt"], call["seed"], call["run_dir"]) == ("a fox", 3, None)
+    assert call["output_dir"] == Path("made")
+    assert call["workflow"] == "image_video.t2i_i2v"
+    assert [(s.model, s.num_inference_steps) for s in call["stages"].values()] == [
+        (Path("flux"), 9),
+        (Path("wan"), 9),
+    ]
+
+
+def test_generate_serves_the_chain_of_a_run(
+    invoke: Invoke, workspace: Path, served: list[dict[str, Any]]
+) -> None:
+    config = load_config("run.yaml", ["workflow=my.chain", "stages.t2i.num_inference_steps=3"])
+    create_run_dir(config)
+    assert "use my.chain" in invoke("generate", "-p", "x", "--run", "run").one_line_error()
+    invoke("generate", "-p", "x", "--run", "run", "--workflow", "my.chain")
+    assert served[0]["stages"] == dict(config.stages)
+    assert served[0]["run_dir"] == Path("run")
+
+
+def test_evaluate_shows_before_and_after_with_the_interval(
+    invoke: Invoke, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake(run_dir: Path, **options: Any) -> SimpleNamespace:
+        assert (run_dir, options["seeds_per_prompt"]) == (Path("run"), 2)
+        difference = SimpleNamespace(mean=0.125, low=0.0625, high=0.1875, failed=3)
+        comparison = SimpleNamespace(before=0.125, after=0.25, difference=difference, win_rate=0.75)
+        before = SimpleNamespace(scores=[0.0] * 24)
+        return SimpleNamespace(iteration=80, before=before, comparison=comparison, components={})
+
+    monkeypatch.setattr("workflow_rl.serving.evaluate.evaluate_run", fake)
+    create_run_dir(load_config("run.yaml", ["evaluation.confidence=0.9"]))
+    result = invoke("evaluate", "run", "--seeds-per-prompt", "2")
+    for shown in ("90%", "0.1250", "0.2500", "+0.0625 to", "+0.1875", "75%", "80 iterations"):
+        assert shown in result.stdout
+    assert result.stderr.startswith("3 pairs left out")
