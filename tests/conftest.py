@@ -6,3 +6,9 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from hypothesis import settings
+
+# Machines are shared: how long an example takes says nothing.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")

@@ -63,7 +63,7 @@ class ContentCache:
     def get_or_compute(
         self, key: CacheKey, compute: Callable[[], dict[str, torch.Tensor]]
     ) -> dict[str, torch.Tensor]:
-        """Return the entry of ``key``, computing it on a miss. The tensors are shared: read only."""
+        """Return the entry of ``key``, computed on a miss. Its tensors are shared: read only."""
         if key in self._entries:
             self.hits += 1
             self._entries.move_to_end(key)

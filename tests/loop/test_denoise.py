@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,17 +35,15 @@ def instance(
     return load_card(build_wan_i2v_card(folder))
 
 
-def _requests(instance: ModelInstance, count: int = 3, **fields: object) -> list[Request]:
-    fields = {"num_inference_steps": 4, "sde_steps": (0, 1, 2)} | fields
+def _requests(instance: ModelInstance, count: int = 3, **options: Any) -> list[Request]:
+    fields: dict[str, Any] = {"num_inference_steps": 4, "sde_steps": (0, 1, 2)} | options
     task = instance.card.task
     image = None
     if task == "i2v":
         fields["num_frames"] = 5
         image = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(5))
     return [
-        make_request(
-            task, PROMPTS[i], sample=SampleId(7, PROMPTS[i], (i,)), image=image, **fields
-        )
+        make_request(task, PROMPTS[i], sample=SampleId(7, PROMPTS[i], (i,)), image=image, **fields)
         for i in range(count)
     ]
 
@@ -66,10 +64,9 @@ def test_interleaved_equals_one_after_the_other(instance: ModelInstance) -> None
     in_turns = interleave(jobs())
     for turned, alone in zip(in_turns, [job.run() for job in jobs()], strict=True):
         assert torch.equal(turned.media, alone.media)
-        assert turned.record is not None and alone.record is not None
-        assert torch.equal(
-            turned.record.steps[0].sde_logprob, alone.record.steps[0].sde_logprob
-        )
+        assert turned.record is not None
+        assert alone.record is not None
+        assert torch.equal(turned.record.steps[0].sde_logprob, alone.record.steps[0].sde_logprob)
 
 
 def test_rollout_without_stochastic_steps_is_serving(instance: ModelInstance) -> None:
@@ -78,7 +75,8 @@ def test_rollout_without_stochastic_steps_is_serving(instance: ModelInstance) ->
     rolled, record = rollout_loop(instance, "denoise", requests)
     assert torch.equal(served, rolled)
     assert nothing is None
-    assert record is not None and record.steps == ()
+    assert record is not None
+    assert record.steps == ()
 
 
 def test_serving_ignores_the_stochastic_steps(instance: ModelInstance) -> None:
@@ -95,7 +93,8 @@ def test_a_sample_is_the_same_in_any_batch(instance: ModelInstance) -> None:
     reordered, _ = rollout_loop(instance, "denoise", requests[::-1], slots=2)
     torch.testing.assert_close(alone[0], together[2], atol=1e-5, rtol=0)
     torch.testing.assert_close(reordered.flip(0), together, atol=1e-5, rtol=0)
-    assert record is not None and single is not None
+    assert record is not None
+    assert single is not None
     assert torch.equal(record.steps[0].prev[2], single.steps[0].prev[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def instance(folder: Path) -> ModelInstance:
     return load_card(build_flux_t2i_card(folder))
 
 
-def _serve(instance: ModelInstance, latents: torch.Tensor, **fields: object) -> torch.Tensor:
+def _serve(instance: ModelInstance, latents: torch.Tensor, **fields: Any) -> torch.Tensor:
     requests = [
         make_request("t2i", prompt, latents=row, num_inference_steps=3, **fields)
         for prompt, row in zip(PROMPTS, latents, strict=True)
@@ -48,7 +49,7 @@ def test_serve_equals_the_stock_pipeline(
     latents = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(3))
     stock = FluxPipeline.from_pretrained(folder)
     stock.set_progress_bar_config(disable=True)
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {}
     if guidance is not None and stock.transformer.config.guidance_embeds:
         options = {"guidance_scale": guidance}
     elif guidance is not None:

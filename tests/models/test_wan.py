@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_serve_equals_the_stock_pipeline(
 
 def test_the_image_conditions_the_video(instance: ModelInstance) -> None:
     first, second = _images(2)
-    fields = {"num_frames": FRAMES, "num_inference_steps": 2}
+    fields: dict[str, Any] = {"num_frames": FRAMES, "num_inference_steps": 2}
     media, _ = rollout_loop(
         instance,
         "denoise",
@@ -95,7 +96,7 @@ def test_the_image_conditions_the_video(instance: ModelInstance) -> None:
 def test_an_image_of_a_group_is_encoded_once(
     instance: ModelInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vae = instance.component("vae")
+    vae: Any = instance.component("vae")
     encoded: list[int] = []
     encode = vae.encode
 
@@ -121,7 +122,7 @@ def test_an_image_of_a_group_is_encoded_once(
     ],
 )
 def test_what_the_model_cannot_make_is_refused(
-    instance: ModelInstance, fields: dict[str, int], message: str
+    instance: ModelInstance, fields: dict[str, Any], message: str
 ) -> None:
     request = make_request("i2v", PROMPT, image=_images(1)[0], **({"num_frames": 5} | fields))
     with pytest.raises(UserError, match=message):

@@ -36,7 +36,9 @@ def write_first_samples(
         output.stage.name: [
             str(
                 write_media(
-                    run_dir / folder, f"{output.stage.name}_{row:03d}", output.media[row],
+                    run_dir / folder,
+                    f"{output.stage.name}_{row:03d}",
+                    output.media[row],
                     output.media_kind,
                 ).relative_to(run_dir)
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -136,7 +137,7 @@ def cached_text_encode(
     with torch.no_grad():
         return [
             instance.caches.get_or_compute(
-                instance.cache_key(components, text, **options), lambda text=text: encode(text)
+                instance.cache_key(components, text, **options), partial(encode, text)
             )
             for text in texts
         ]

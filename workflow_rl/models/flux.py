@@ -48,7 +48,7 @@ class FluxAdapter:
     def __init__(self, card: ModelCard, pipeline: FluxPipeline) -> None:
         self.card = card
         self.pipeline = pipeline
-        self.modules: dict[str, nn.Module] = pipeline_modules(pipeline)
+        self.modules: dict[str, Any] = pipeline_modules(pipeline)
         freeze(self.modules)
 
     def active_adapters(self, component: str) -> str:
@@ -129,8 +129,8 @@ class FluxAdapter:
         hidden_states = latents.to(dtype)
         time = torch.full((batch,), timestep, device=latents.device, dtype=torch.float32)
         guidance = None
-        if mode is GuidanceMode.EMBEDDED:
-            guidance = time.new_full((batch,), params.guidance_scale)
+        if mode is GuidanceMode.EMBEDDED and params.guidance_scale is not None:
+            guidance = torch.full_like(time, params.guidance_scale)
         img_ids = self.pipeline._prepare_latent_image_ids(
             batch, rows, columns, latents.device, dtype
         )

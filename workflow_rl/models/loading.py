@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,31 @@ def load_pipeline(
         If a weight file or a component is missing or damaged.
     """
     try:
-        pipeline = pipeline_class.from_pretrained(
-            card.source, dtype=dtype, use_safetensors=True, local_files_only=True
-        )
+        with _quiet():
+            pipeline = pipeline_class.from_pretrained(
+                card.source, dtype=dtype, use_safetensors=True, local_files_only=True
+            )
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"cannot load {card.source}: {reason}") from error
     return pipeline.to(device)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the progress bars of loading: they would break the run's own display."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    libraries = (diffusers_logging, transformers_logging)
+    shown = [library for library in libraries if library.is_progress_bar_enabled()]
+    for library in shown:
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in shown:
+            library.enable_progress_bar()
 
 
 def pipeline_modules(pipeline: Any) -> dict[str, nn.Module]:

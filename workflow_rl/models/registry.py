@@ -38,7 +38,7 @@ def sniff_family(folder: str | Path) -> Family:
         If the folder is missing, is not a diffusers folder, or is of an unsupported family.
     """
     index = read_model_index(folder)
-    pipeline = index.get("_class_name")
+    pipeline = str(index.get("_class_name"))
     if pipeline not in FAMILIES:
         raise UserError(
             f"{folder} holds a {pipeline}, which is not supported; supported: {', '.join(FAMILIES)}"

@@ -55,7 +55,7 @@ class WanAdapter:
             )
         self.card = card
         self.pipeline = pipeline
-        self.modules: dict[str, nn.Module] = pipeline_modules(pipeline)
+        self.modules: dict[str, Any] = pipeline_modules(pipeline)
         freeze(self.modules)
 
     def active_adapters(self, component: str) -> str:

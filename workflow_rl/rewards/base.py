@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from typing import Literal, Protocol
 
 import numpy as np
@@ -93,8 +92,15 @@ class Reward(Protocol):
     with, see :func:`score_safely`.
     """
 
-    name: str
-    media_kind: AcceptedKind
+    @property
+    def name(self) -> str:
+        """What it is logged as."""
+        ...
+
+    @property
+    def media_kind(self) -> str:
+        """What it accepts: ``image``, ``video`` or ``any``."""
+        ...
 
     def __call__(self, batch: RewardBatch) -> RewardScores:
         """Score the samples of ``batch``."""
@@ -147,10 +153,11 @@ def _column(values: object, size: int, where: str) -> RewardScores:
     scores = torch.full((size,), math.nan)
     failures: dict[int, str] = {}
     for index, raw_item in enumerate(items):
-        item = (
-            raw_item.item() if isinstance(raw_item, Tensor) and raw_item.numel() == 1 else raw_item
+        one = isinstance(raw_item, np.generic) or (
+            isinstance(raw_item, Tensor) and raw_item.numel() == 1
         )
-        if not isinstance(item, Real):
+        item = raw_item.item() if one else raw_item
+        if not isinstance(item, int | float):
             failures[index] = f"{where}returned {type(item).__name__}, not a number"
         elif not abs(item) <= FLOAT32_MAX:
             failures[index] = f"{where}returned {str(item)[:40]}, not a finite float32"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -20,11 +19,12 @@ from workflow_rl.training.build import build_method
 from workflow_rl.training.checkpoint import latest_valid, load_checkpoint, save_checkpoint
 from workflow_rl.training.data import PromptSchedule
 from workflow_rl.training.gallery import save_groups
-from workflow_rl.training.jsonl import append_line, truncate_lines
+from workflow_rl.training.iteration_log import IterationLog
 from workflow_rl.training.methods.chain import ChainRLMethod
 from workflow_rl.training.metrics_log import MetricsLog
 from workflow_rl.training.signals import graceful_stop
 from workflow_rl.training.weight_sync import WeightRole
+from workflow_rl.workflow import StagePlan
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 
@@ -65,6 +65,7 @@ class Run:
         self.config = config
         self.listener = listener
         self.dir: Path = config.output_dir
+        self.evaluations = IterationLog(self.dir / EVALUATIONS_FILE)
         self.method: ChainRLMethod = build_method(config)
         stages = list(config.stages)
         records = load_prompts(config.data.prompts, stages)
@@ -82,7 +83,7 @@ class Run:
             start, tensors, state = load_checkpoint(path)
             self.method.load_state(tensors, state["method"])
             self.listener.message(f"going on after iteration {start} (from {path})")
-        truncate_lines(self.dir / EVALUATIONS_FILE, lambda line: line["iteration"] <= start)
+        self.evaluations.truncate_after(start)
         return start
 
     def checkpoint(self, done: int) -> None:
@@ -117,16 +118,13 @@ class Run:
         rows = list(range(0, len(evaluation.scores), options.seeds_per_prompt))
         folder = f"evaluation/iteration_{done:08d}"
         media = write_first_samples(self.dir, folder, evaluation.outputs, rows)
-        line = {"iteration": done, **evaluation.to_json(), "media_rows": rows, "media": media}
-        append_line(self.dir / EVALUATIONS_FILE, line)
+        self.evaluations.append(done, {**evaluation.to_json(), "media_rows": rows, "media": media})
         self.listener.evaluation(done, evaluation)
         return evaluation
 
 
-def evaluation_plans(method: ChainRLMethod, config: RunConfig) -> dict[str, Any]:
+def evaluation_plans(method: ChainRLMethod, config: RunConfig) -> dict[str, StagePlan]:
     """Return each stage's plan with the evaluation's batch size and number of steps."""
-    from dataclasses import replace
-
     options = config.evaluation
     plans = {}
     for policy in method.policies:
@@ -163,8 +161,20 @@ def train(
     with locked_run_dir(config.output_dir), graceful_stop() as stop:
         run = Run(config, listener)
         start = run.restore() if resume else 0
-        with MetricsLog.from_config(config, keep_before=start) as log:
+        with open_log(config) as log:
+            log.truncate_after(start - 1)
             return _iterate(run, start, log, lambda: stop.requested)
+
+
+def open_log(config: RunConfig) -> MetricsLog:
+    """Return the run's metrics log, with the services that the configuration names."""
+    logging = config.logging
+    return MetricsLog(
+        config.output_dir,
+        tensorboard=logging.tensorboard,
+        wandb=None if logging.wandb is None else logging.wandb.model_dump(),
+        trackio=None if logging.trackio is None else logging.trackio.model_dump(),
+    )
 
 
 def _iterate(
@@ -180,10 +190,10 @@ def _iterate(
         batch = {"prompts": prompts, "seeds": [config.seed] * len(prompts)}
         losses, metrics = method.managed_train_step(batch, iteration)
         metrics |= {name: float(loss) for name, loss in losses.items()}
-        metrics["time/iteration"] = time.perf_counter() - began
-        log.write(iteration, metrics)
+        seconds = time.perf_counter() - began
+        log.log(iteration, metrics, {"iteration": seconds})
         done = iteration + 1
-        run.listener.iteration(done, total, metrics)
+        run.listener.iteration(done, total, metrics | {"time/iteration": seconds})
         if is_due(done, total, config.evaluation.every):
             run.evaluate(done)
             if method.last is not None:

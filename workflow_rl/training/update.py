@@ -41,8 +41,9 @@ class LargestLogRatio:
             return
         raise C2Error(
             f"stage {stage!r}, step {self.step}, sample {self.sample}: the log-prob recomputed for "
-            f"training differs from the rollout's by {self.value:.3g} (c2_tolerance {tolerance:g}); "
-            "use the same batch size in both (micro_batch_size: null) or raise the tolerance"
+            f"training differs from the rollout's by {self.value:.3g} (c2_tolerance "
+            f"{tolerance:g}); use the same batch size in both (micro_batch_size: null) or raise "
+            "the tolerance"
         )
 
 
@@ -182,8 +183,8 @@ def _accumulate_rows(
                 kl = gaussian_kl(now.mean, reference_means[index], std)
             objective = loss + settings.kl_weight * weight * kl
             (objective[mask].sum() / total).backward()
-            picked = (t.detach()[mask] for t in (loss, kl, ratio))
-            statistics.add(*picked, settings.ppo_clip)
+            loss, kl, ratio = (values.detach()[mask] for values in (loss, kl, ratio))
+            statistics.add(loss, kl, ratio, settings.ppo_clip)
 
 
 @torch.no_grad()

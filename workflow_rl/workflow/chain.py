@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from workflow_rl.config import PromptRecord
 from workflow_rl.enums import ExecutionProfile, MediaKind
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance
 from workflow_rl.loop.record import BehaviourRecord
-from workflow_rl.config import PromptRecord
 from workflow_rl.request import DiffusionParams, Request, SampleId, make_request
 from workflow_rl.runtime.driver import OnProgress
 from workflow_rl.runtime.engine import run_requests
@@ -139,4 +139,3 @@ def run_chain(
         outputs.append(StageOutput(stage, kind, tuple(requests), tuple(parents), media, record))
         images = [conditioning_image(sample, kind) for sample in media]
     return outputs
-

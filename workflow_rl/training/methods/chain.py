@@ -9,14 +9,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from workflow_rl.errors import UserError, WorkflowRLError
 from workflow_rl.config import PromptRecord
+from workflow_rl.errors import UserError, WorkflowRLError
 from workflow_rl.evaluation.chain import stage_media
 from workflow_rl.rewards.composite import CompositeReward, TreeScores
 from workflow_rl.runtime.driver import OnProgress
-from workflow_rl.training.checkpoint import load_optimizer_tensors, optimizer_tensors
-from workflow_rl.training.credit import CreditResult, assign_credit, variance_split
+from workflow_rl.training.credit import (
+    CreditResult,
+    assign_credit,
+    check_group_sizes,
+    variance_split,
+)
 from workflow_rl.training.methods.base import Batch, TrainingMethod
+from workflow_rl.training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from workflow_rl.training.policy import StagePolicy
 from workflow_rl.training.update import StageUpdate, update_stage
 from workflow_rl.training.weight_sync import WeightRole
@@ -89,6 +94,7 @@ class ChainRLMethod(TrainingMethod):
         self.last: Iteration | None = None
         self.on_progress: Callable[[str], OnProgress] | None = None
         self._failed_total = 0
+        check_group_sizes(settings.credit_rule, self.branching)
         reward.check_stages({p.name: p.student.adapter.media_kind.value for p in self.policies})
 
     @property
@@ -229,8 +235,7 @@ class ChainRLMethod(TrainingMethod):
             parameters = policy.parameters()
             tensors |= {f"{policy.name}/weights/{n}": p.detach() for n, p in parameters.items()}
             if policy.optimizer is not None:
-                names = {parameter: name for name, parameter in parameters.items()}
-                states = optimizer_tensors(policy.optimizer, names)
+                states = optimizer_tensors(policy.optimizer, parameters)
                 tensors |= {f"{policy.name}/{key}": value for key, value in states.items()}
             if policy.ema is not None:
                 average = policy.ema.average
@@ -267,8 +272,7 @@ def _load_policy(
     for name, parameter in parameters.items():
         parameter.copy_(own[f"weights/{name}"])
     if policy.optimizer is not None:
-        names = {parameter: name for name, parameter in parameters.items()}
-        load_optimizer_tensors(policy.optimizer, names, own)
+        load_optimizer_tensors(policy.optimizer, parameters, own)
     if policy.ema is not None:
         policy.ema.num_updates = ema_updates
         for name, average in policy.ema.average.items():
@@ -278,7 +282,7 @@ def _load_policy(
 def reward_metrics(iteration: Iteration) -> dict[str, float]:
     """Return mean, spread and failures of an iteration's rewards, and each component's mean."""
     scores = iteration.scores
-    finite = scores.total[scores.total.isfinite()]
+    finite = scores.total[scores.total.isfinite()].double()
     metrics = {
         "reward_mean": float(finite.mean()) if len(finite) else float("nan"),
         "reward_std": float(finite.std(correction=0)) if len(finite) else float("nan"),

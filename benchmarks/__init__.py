@@ -1,0 +1,1 @@
+"""Benchmarks: ratios measured in one run, since machines are shared and noisy."""

@@ -1,0 +1,102 @@
+"""A file of JSON lines, one per iteration, that survives being killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workflow_rl.errors import UserError, WorkflowRLError
+
+
+class IterationLog:
+    """Appends whole lines with growing ``iteration``; forgets what a resumed run has left behind.
+
+    Keys are sorted and numbers read back exactly; numbers that are not finite become null.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, iteration: int, values: Mapping[str, Any]) -> None:
+        """Write a line and force it to the disk.
+
+        Raises
+        ------
+        ValueError
+            ``values`` names an iteration of its own.
+        WorkflowRLError
+            The file ends in half a line, or the disk refuses.
+        """
+        if "iteration" in values:
+            raise ValueError("'iteration' is not a name of a value")
+        line = json.dumps(strict_json({**values, "iteration": iteration}), sort_keys=True)
+        try:
+            with self.path.open("ab") as file:
+                file.write(line.encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise WorkflowRLError(
+                f"cannot write {self.path}: {error}; make room and resume"
+            ) from error
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the lines; the torn last line of a killed run is left out."""
+        return [values for _, values in self._lines()]
+
+    def truncate_after(self, iteration: int) -> None:
+        """Drop lines of later iterations and a torn last line; the others keep their bytes.
+
+        The file is replaced in one step.
+
+        Raises
+        ------
+        UserError
+            A line that is not the last one is damaged.
+        """
+        if not self.path.exists():
+            return
+        kept = [raw for raw, values in self._lines() if values["iteration"] <= iteration]
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        with temporary.open("wb") as file:
+            file.write(b"".join(kept))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+
+    def _lines(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """Return each whole line as its bytes and its values."""
+        if not self.path.exists():
+            return []
+        whole = []
+        *terminated, _torn = self.path.read_bytes().split(b"\n")  # a whole file ends in b"" here
+        for number, raw in enumerate(terminated, start=1):
+            try:
+                values = json.loads(raw)
+                iteration = values["iteration"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    f"{self.path}, line {number} is damaged; "
+                    "delete that line or use a new run directory"
+                ) from error
+            if not isinstance(iteration, int):
+                raise UserError(
+                    f"{self.path}, line {number}: iteration is {iteration!r}; delete that line"
+                )
+            whole.append((raw + b"\n", values))
+        return whole
+
+
+def strict_json(value: Any) -> Any:
+    """Return a JSON value with null for each number that JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {key: strict_json(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict_json(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
