@@ -148,11 +148,13 @@ def test_media_of_another_kind_are_not_scored() -> None:
     assert_failed(result, [0, 1], "scores videos, was given images")
 
 
-def test_rewards_see_no_gradients() -> None:
-    weight = torch.ones((), requires_grad=True)
-    reward = FunctionReward(lambda batch: RewardScores(weight * numbers(batch).scores))
-    for timeout_s in (None, 10.0):
-        assert not score_safely(reward, make_batch(), timeout_s).scores.requires_grad
+@pytest.mark.parametrize("timeout_s", [None, 10.0])
+def test_rewards_run_without_gradients(timeout_s: float | None) -> None:
+    def grad_mode(batch: RewardBatch) -> RewardScores:
+        return RewardScores(torch.full((len(batch),), float(torch.is_grad_enabled())))
+
+    result = score_safely(FunctionReward(grad_mode), make_batch(), timeout_s)
+    assert result.scores.tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ Everything is computed in float64 and returned in float32.
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -43,7 +43,8 @@ class LevelCredit:
     Attributes
     ----------
     advantages : Tensor
-        float32 ``[P, n1, ..., nl]``; exactly 0 where not ``active``.
+        ``[P, n1, ..., nl]``, float64 in a rule and float32 in a result; exactly 0 where not
+        ``active``.
     valid : Tensor
         bool, same shape: the sample has a value and siblings to compare it with.
     active : Tensor
@@ -89,17 +90,10 @@ CreditRule = Callable[[Tensor, CreditSettings], list[LevelCredit]]
 
 
 def masked_mean(values: Tensor, dim: int | tuple[int, ...], *, keepdim: bool = False) -> Tensor:
-    """Mean of the finite values, NaN where there is none; exact when they are all equal.
-
-    The mean is taken of the distances to the smallest value, so that equal values of any number
-    have exactly their own value as mean.
-    """
+    """Mean of the finite values, NaN where there is none."""
     valid = values.isfinite()
-    lowest = torch.where(valid, values, math.inf).amin(dim, keepdim=True)
-    distance = torch.where(valid, values - lowest, 0.0)
-    count = valid.sum(dim, keepdim=True)
-    mean = lowest + distance.sum(dim, keepdim=True) / count  # inf + 0/0 = NaN without valid values
-    return mean if keepdim else mean.squeeze(dim)
+    total = torch.where(valid, values, 0.0).sum(dim, keepdim=keepdim)
+    return total / valid.sum(dim, keepdim=keepdim)  # 0/0 = NaN
 
 
 def _snap(values: Tensor, size: Tensor) -> Tensor:
@@ -147,7 +141,7 @@ def group_advantages(values: Tensor, settings: CreditSettings) -> LevelCredit:
     flat = (advantages == 0).all(-1, keepdim=True)
     skipped = count < 2
     return LevelCredit(
-        advantages=advantages.float(),
+        advantages=advantages,
         valid=valid,
         active=valid & ~flat,
         groups=skipped.numel(),
@@ -177,7 +171,7 @@ def shared_credit(rewards: Tensor, settings: CreditSettings) -> list[LevelCredit
     A sample with several leaves has several trajectories, and gets the mean of their advantages.
     """
     flat = group_advantages(rewards.flatten(1), settings)
-    leaves = torch.where(flat.valid, flat.advantages.double(), math.nan)
+    leaves = torch.where(flat.valid, flat.advantages, math.nan)
     size = _largest(leaves)
     group_active = flat.active.any(-1)
     levels: list[LevelCredit] = []
@@ -189,7 +183,7 @@ def shared_credit(rewards: Tensor, settings: CreditSettings) -> list[LevelCredit
         levels.insert(
             0,
             LevelCredit(
-                advantages=advantages.float(),
+                advantages=advantages,
                 valid=valid,
                 active=valid & group_active.reshape(group_shape),
                 groups=flat.groups,
@@ -278,7 +272,11 @@ def assign_credit(
     finite = rewards.isfinite()
     leaves = torch.where(finite, rewards.double(), math.nan)
     settings = CreditSettings(normalisation, leave_one_out, advantage_clip, std_floor)
-    return CreditResult(CREDIT_RULES[rule](leaves, settings), int((~finite).sum()))
+    levels = [
+        replace(level, advantages=level.advantages.float())
+        for level in CREDIT_RULES[rule](leaves, settings)
+    ]
+    return CreditResult(levels, int((~finite).sum()))
 
 
 def variance_split(rewards: Tensor, level_names: Sequence[str]) -> dict[str, float]:
