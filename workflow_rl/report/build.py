@@ -1,0 +1,105 @@
+"""Builds ``report.html`` of a run: one file, no external resource, opens offline."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from workflow_rl.report import views
+from workflow_rl.report.embed import MEGABYTE, Embedder
+from workflow_rl.report.numbers import credit, number, percent, signed
+from workflow_rl.report.run_data import RunData, read_run
+
+REPORT_FILE = "report.html"
+MEDIA_BUDGET = 24 * MEGABYTE
+"""Bytes of images and videos put into the page; what is beyond is linked from beside it."""
+
+
+def build_report(run_dir: Path, *, media_budget: int = MEDIA_BUDGET) -> Path:
+    """Write the report of a run into its directory.
+
+    Parameters
+    ----------
+    run_dir : Path
+        Run directory; the run may still be going, or be without an evaluation yet.
+    media_budget : int
+        Bytes of media to put into the page; what is beyond is linked relative to it.
+
+    Returns
+    -------
+    Path
+        ``run_dir / "report.html"``, written whole or not at all.
+
+    Raises
+    ------
+    UserError
+        When there is no run, or a file of it is damaged.
+    """
+    page = render(read_run(run_dir), Embedder(run_dir, media_budget))
+    path = run_dir / REPORT_FILE
+    temporary = path.with_name(f".{REPORT_FILE}.part")
+    temporary.write_text(page, encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def render(run: RunData, embed: Embedder) -> str:
+    """Return the page. Everything a run wrote is text: it is escaped, and no script of it runs."""
+    environment = Environment(
+        loader=PackageLoader("workflow_rl.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "signed": signed, "credit": credit}
+    environment.globals["embed"] = embed
+    style, script = (_source(environment, name) for name in ("report.css", "report.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    template = environment.get_template("report.html.j2")
+    return template.render(
+        **_sections(run, embed), style=style, script=script, script_hash=f"sha256-{digest}"
+    )
+
+
+def _source(environment: Environment, name: str) -> Markup:
+    """Return one of our own files, which needs no escaping."""
+    if environment.loader is None:
+        raise RuntimeError("the environment has no loader")
+    return Markup(environment.loader.get_source(environment, name)[0])
+
+
+def _sections(run: RunData, embed: Embedder) -> dict[str, Any]:
+    statistics = views.Statistics(run)
+    level = percent(statistics.confidence)
+    ends = views.first_and_last(run)
+    comparison = None
+    if ends is not None:
+        first, last = ends
+        comparison = statistics.compare(first.scores, last.scores, first.prompts)
+    headline, tone = views.verdict(run, comparison)
+    return {
+        "run": run,
+        "headline": headline,
+        "tone": tone,
+        "level": level,
+        "tiles": views.tiles(run, comparison, level),
+        "ends": ends,
+        "evaluation_chart": views.evaluation_chart(run, statistics, level),
+        "training_chart": views.training_chart(run),
+        "measure_charts": views.measure_charts(run, statistics),
+        "measure_rows": views.measure_rows(run, statistics),
+        "pairs": views.pairs(run, embed),
+        "rollouts": [*run.rollouts[-1:], *run.rollouts[:-1][:1]],
+        "stages": views.stage_charts(run),
+        "variance_charts": views.variance_charts(run),
+        "failures": views.failures(run),
+        "other_metrics": views.other_metrics(run),
+        "identity_text": yaml.safe_dump(dict(run.identity), sort_keys=False, allow_unicode=True),
+    }

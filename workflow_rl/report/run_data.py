@@ -1,0 +1,195 @@
+"""Reads what a run wrote: its configuration, figures, evaluations and saved groups."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workflow_rl.config.run import RunConfig
+from workflow_rl.config.run_dir import CONFIG_FILE, RUN_FILE, load_run_config
+from workflow_rl.errors import UserError
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """One evaluation: a score per sample, NaN where it failed.
+
+    ``measures`` holds the reward's components and other measures of the same samples.
+    ``media`` maps a stage to its files, which show the samples in ``media_rows``.
+    """
+
+    iteration: int
+    prompts: tuple[str, ...]
+    seeds: tuple[int, ...]
+    scores: list[float]
+    measures: dict[str, list[float]]
+    failures: list[str]
+    media_rows: list[int]
+    media: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class SampleNode:
+    """A sample of a saved group, with the samples of the next stage that descend from it."""
+
+    stage: str
+    media: str
+    reward: float
+    advantage: float
+    failed: str | None
+    children: list[SampleNode] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SavedGroup:
+    """All samples of one prompt in one iteration."""
+
+    prompt: str
+    reward_mean: float
+    children: list[SampleNode]
+
+
+@dataclass(frozen=True)
+class SavedRollout:
+    """The groups saved of one iteration."""
+
+    iteration: int
+    groups: list[SavedGroup]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything in a run directory that the report shows.
+
+    ``metrics`` maps a name to one value per entry of ``iterations``, NaN where it was not written.
+    """
+
+    name: str
+    config_text: str
+    config: RunConfig
+    identity: Mapping[str, Any]
+    iterations: list[int]
+    metrics: dict[str, list[float]]
+    evaluations: list[EvaluationRecord]
+    rollouts: list[SavedRollout]
+
+    @property
+    def stages(self) -> list[str]:
+        """Names of the stages, first stage first."""
+        return list(self.config.stages)
+
+    @property
+    def videos(self) -> int:
+        """Samples of the last stage that were made for training."""
+        per_prompt = math.prod(stage.samples for stage in self.config.stages.values())
+        return len(self.iterations) * self.config.data.prompts_per_iteration * per_prompt
+
+
+def read_run(run_dir: Path) -> RunData:
+    """Read a run directory.
+
+    Raises
+    ------
+    UserError
+        When it is missing, holds no run or nothing to show yet, or a file in it is damaged.
+    """
+    config = load_run_config(run_dir)
+    lines = read_jsonl(run_dir / "metrics.jsonl")
+    names = list(dict.fromkeys(name for line in lines for name in line if name != "iteration"))
+    rollout_files = sorted((run_dir / "rollouts").glob("iteration_*.json"))
+    return RunData(
+        name=run_dir.resolve().name,
+        config_text=(run_dir / CONFIG_FILE).read_text(encoding="utf-8"),
+        config=config,
+        identity=_read_json(run_dir / RUN_FILE),
+        iterations=[int(line["iteration"]) for line in lines],
+        metrics={name: [_number(line.get(name)) for line in lines] for name in names},
+        evaluations=[_evaluation(line) for line in read_jsonl(run_dir / "evaluations.jsonl")],
+        rollouts=[_rollout(_read_json(path)) for path in rollout_files],
+    )
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read a file with one JSON object with an ``iteration`` per line; none if it is not there.
+
+    A last line without its end is being written, or was when the run was killed: it is left out.
+
+    Raises
+    ------
+    UserError
+        When another line is damaged.
+    """
+    if not path.is_file():
+        return []
+    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    lines = []
+    for number, text in enumerate(whole.splitlines(), start=1):
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path} line {number} is no JSON: remove that line") from error
+        if not isinstance(line, dict) or "iteration" not in line:
+            raise UserError(f"{path} line {number} has no iteration: remove that line")
+        lines.append(line)
+    return lines
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is no JSON: remove it, or restore what the run wrote") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no JSON object: remove it, or restore what the run wrote")
+    return value
+
+
+def _number(value: object) -> float:
+    """Return a number as float, and NaN for anything that is none or not finite."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return math.nan
+
+
+def _evaluation(line: dict[str, Any]) -> EvaluationRecord:
+    scores = [_number(score) for score in line["scores"]]
+    measures = {**line.get("components", {}), **line.get("extra", {})}
+    media = line.get("media", {})
+    shown = max((len(paths) for paths in media.values()), default=0)
+    return EvaluationRecord(
+        iteration=int(line["iteration"]),
+        prompts=tuple(line["prompts"]),
+        seeds=tuple(line["seeds"]),
+        scores=scores,
+        measures={name: [_number(v) for v in values] for name, values in measures.items()},
+        failures=list(line.get("failures", {}).values()),
+        media_rows=list(line.get("media_rows", range(shown))),
+        media=media,
+    )
+
+
+def _rollout(record: dict[str, Any]) -> SavedRollout:
+    groups = [
+        SavedGroup(
+            prompt=group["prompt"],
+            reward_mean=_number(group["reward_mean"]),
+            children=[_node(child) for child in group["children"]],
+        )
+        for group in record["groups"]
+    ]
+    return SavedRollout(int(record["iteration"]), groups)
+
+
+def _node(node: dict[str, Any]) -> SampleNode:
+    return SampleNode(
+        stage=node.get("stage", ""),
+        media=node["media"],
+        reward=_number(node.get("reward")),
+        advantage=_number(node.get("advantage")),
+        failed=node.get("failed"),
+        children=[_node(child) for child in node.get("children", [])],
+    )
