@@ -144,22 +144,26 @@ def sample_centres(count: int, generator: torch.Generator) -> Tensor:
     return MARGIN + (SIZE - 2 * MARGIN) * torch.rand(count, 2, generator=generator)
 
 
+def path(start_2: Tensor, direction: str, speed: float) -> Tensor:
+    """Centres `[NUM_FRAMES, 2]` of a shape that moves from `start_2` and stops at the edge."""
+    time = torch.arange(NUM_FRAMES, dtype=torch.float32).unsqueeze(1)
+    step = speed * torch.tensor(DIRECTIONS[direction])
+    return (start_2 + time * step).clamp(MARGIN, SIZE - MARGIN)
+
+
 def sample_paths(captions: list[Caption], generator: torch.Generator) -> Tensor:
     """Paths `[B, NUM_FRAMES, 2]`: uniform start, the caption's direction, stop at the edge."""
     starts = sample_centres(len(captions), generator)
     speeds = MIN_SPEED + SPEED_RANGE * torch.rand(len(captions), generator=generator).square()
-    steps = torch.tensor([DIRECTIONS[c.direction] for c in captions]) * speeds.unsqueeze(1)
-    time = torch.arange(NUM_FRAMES, dtype=torch.float32).view(1, -1, 1)
-    paths = starts.unsqueeze(1) + time * steps.unsqueeze(1)
-    return paths.clamp(MARGIN, SIZE - MARGIN)
+    return torch.stack(
+        [path(starts[i], c.direction, speeds[i].item()) for i, c in enumerate(captions)]
+    )
 
 
 def sample_images(captions: list[Caption], generator: torch.Generator) -> Tensor:
     """Images `[B, 3, SIZE, SIZE]` in [0, 1]; where the shape is does not depend on the caption."""
     centres = sample_centres(len(captions), generator)
-    return torch.cat(
-        [draw(c.shape, c.colour, centres[i : i + 1]) for i, c in enumerate(captions)]
-    )
+    return torch.cat([draw(c.shape, c.colour, centres[i : i + 1]) for i, c in enumerate(captions)])
 
 
 def sample_videos(captions: list[Caption], generator: torch.Generator) -> Tensor:

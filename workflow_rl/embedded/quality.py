@@ -1,0 +1,94 @@
+"""Measure what a set of generated videos shows: which shape, which colour, which way it moves.
+
+The reader is a template match, independent of any model: every frame is compared with the drawn
+world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+from workflow_rl.embedded import world
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Shares in [0, 1] of videos that show what their caption says."""
+
+    colour: float
+    shape: float
+    direction: float
+    all_three: float
+    motion_pixels: float
+    """Mean distance travelled along the caption's direction."""
+
+
+def foreground(frames_N3HW: Tensor) -> tuple[Tensor, Tensor]:
+    """Split frames in [0, 1] by the colour that explains them best.
+
+    Returns
+    -------
+    tuple
+        Soft masks `[N, H, W]` in [0, 1] and colour indices `[N]` into `world.COLOURS`.
+    """
+    ground = torch.tensor(world.GROUND)
+    directions = torch.tensor(list(world.COLOURS.values())) - ground
+    excess = frames_N3HW - ground.view(1, 3, 1, 1)
+    amount = torch.einsum("nchw,kc->nkhw", excess, directions)
+    amount = (amount / directions.square().sum(dim=1).view(1, -1, 1, 1)).clamp(0, 1)
+    explained = amount.unsqueeze(2) * directions.view(1, -1, 3, 1, 1)
+    error = (excess.unsqueeze(1) - explained).square().sum(dim=(2, 3, 4))
+    colour = error.argmin(dim=1)
+    return amount[torch.arange(len(colour)), colour], colour
+
+
+def locate_shapes(masks_NHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the best shape and its centre by least squares over templates at every pixel.
+
+    Returns
+    -------
+    tuple
+        Shape indices `[N]` into `world.SHAPES` and centres `[N, 2]` as (x, y) in pixels.
+    """
+    middle = torch.full((1, 2), world.SIZE / 2)
+    offsets = torch.tensor([(x, y) for y in (0.0, 0.5) for x in (0.0, 0.5)])
+    scores = []
+    for shape in world.SHAPES:
+        templates = world.coverage(shape, middle + offsets)[:, 9:24, 9:24].unsqueeze(1)
+        match = conv2d(masks_NHW.unsqueeze(1), templates, padding=7)
+        # |mask - template|^2 up to |mask|^2, which is the same for all
+        scores.append(templates.square().sum(dim=(1, 2, 3)).view(1, -1, 1, 1) - 2 * match)
+    stacked = torch.stack(scores, dim=1).flatten(2)
+    shape = stacked.amin(dim=2).argmin(dim=1)
+    place = stacked[torch.arange(len(shape)), shape].argmin(dim=1)
+    offset, pixel = place // world.SIZE**2, place % world.SIZE**2
+    corner = torch.stack([pixel % world.SIZE, pixel // world.SIZE], dim=1)
+    return shape, corner + offsets[offset]
+
+
+def measure(videos_BTCHW: Tensor, captions: list[world.Caption]) -> Quality:
+    """Compare videos `[B, T, 3, H, W]` in [0, 1] with their captions.
+
+    Colour and shape are the majority over the frames. The direction is right when the centre
+    travels at least half a pixel along it and less than that across it.
+    """
+    count, frames = videos_BTCHW.shape[:2]
+    masks, colour = foreground(videos_BTCHW.flatten(0, 1))
+    shape, centre = locate_shapes(masks)
+    colour_B = colour.view(count, frames).mode(dim=1).values
+    shape_B = shape.view(count, frames).mode(dim=1).values
+    path = centre.view(count, frames, 2)
+    travel = path[:, -2:].mean(dim=1) - path[:, :2].mean(dim=1)
+    way = torch.tensor([world.DIRECTIONS[c.direction] for c in captions])
+    along, across = (travel * way).sum(dim=1), (travel * way.flip(1)).sum(dim=1).abs()
+    colours, shapes = list(world.COLOURS), list(world.SHAPES)
+    colour_right = colour_B == torch.tensor([colours.index(c.colour) for c in captions])
+    shape_right = shape_B == torch.tensor([shapes.index(c.shape) for c in captions])
+    moves_right = (along > 0.5) & (across < along)
+    share = [x.float().mean().item() for x in (colour_right, shape_right, moves_right)]
+    together = (colour_right & shape_right & moves_right).float().mean().item()
+    return Quality(*share, together, along.mean().item())
