@@ -121,7 +121,8 @@ def verdict(run: RunData, comparison: PairedComparison | None) -> tuple[str, str
         state = "only evaluated once" if run.evaluations else "not evaluated"
         return f"This run was {state} so far: nothing to compare yet.", "open"
     change = comparison.difference
-    span = f"{number(comparison.before)}\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}{number(comparison.after)}"
+    ends = (number(comparison.before), number(comparison.after))
+    span = "\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}".join(ends)
     if change.low > 0:
         factor = ""
         if comparison.before > 0:
