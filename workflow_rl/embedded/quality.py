@@ -63,11 +63,11 @@ def locate_shapes(masks_NHW: Tensor) -> tuple[Tensor, Tensor]:
         # |mask - template|^2 up to |mask|^2, which is the same for all
         scores.append(templates.square().sum(dim=(1, 2, 3)).view(1, -1, 1, 1) - 2 * match)
     stacked = torch.stack(scores, dim=1).flatten(2)
-    shape = stacked.amin(dim=2).argmin(dim=1)
-    place = stacked[torch.arange(len(shape)), shape].argmin(dim=1)
+    best = stacked.amin(dim=2).argmin(dim=1)
+    place = stacked[torch.arange(len(best)), best].argmin(dim=1)
     offset, pixel = place // world.SIZE**2, place % world.SIZE**2
     corner = torch.stack([pixel % world.SIZE, pixel // world.SIZE], dim=1)
-    return shape, corner + offsets[offset]
+    return best, corner + offsets[offset]
 
 
 def measure(videos_BTCHW: Tensor, captions: list[world.Caption]) -> Quality:
@@ -89,6 +89,10 @@ def measure(videos_BTCHW: Tensor, captions: list[world.Caption]) -> Quality:
     colour_right = colour_B == torch.tensor([colours.index(c.colour) for c in captions])
     shape_right = shape_B == torch.tensor([shapes.index(c.shape) for c in captions])
     moves_right = (along > 0.5) & (across < along)
-    share = [x.float().mean().item() for x in (colour_right, shape_right, moves_right)]
-    together = (colour_right & shape_right & moves_right).float().mean().item()
-    return Quality(*share, together, along.mean().item())
+    return Quality(
+        colour=colour_right.float().mean().item(),
+        shape=shape_right.float().mean().item(),
+        direction=moves_right.float().mean().item(),
+        all_three=(colour_right & shape_right & moves_right).float().mean().item(),
+        motion_pixels=along.mean().item(),
+    )

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from workflow_rl.embedded.optimise import Recipe
+
+IMAGE_VAE = Recipe(steps=1000, batch_size=16, learning_rate=2e-3, ema_decay=0.995)
+STILLS = Recipe(steps=2300, batch_size=16, learning_rate=3e-3, ema_decay=0.995)
+CLIPS = Recipe(steps=1250, batch_size=8, learning_rate=1.2e-3, ema_decay=0.99)
+DECODER = Recipe(steps=1800, batch_size=8, learning_rate=1.2e-3, ema_decay=0.995)
+TRANSFORMER = Recipe(steps=3600, batch_size=64, learning_rate=2e-3)
 
 
 @dataclass(frozen=True)
 class PretrainRecipe:
     """How much each stage learns. The defaults take about forty minutes of two CPU cores."""
 
-    image_vae: Recipe = field(
-        default=Recipe(1000, batch_size=16, learning_rate=2e-3, ema_decay=0.995)
-    )
-    image_transformer: Recipe = field(default=Recipe(4000, batch_size=64, learning_rate=2e-3))
-    video_vae_stills: Recipe = field(
-        default=Recipe(2300, batch_size=16, learning_rate=3e-3, ema_decay=0.995)
-    )
-    video_vae_clips: Recipe = field(
-        default=Recipe(1350, batch_size=8, learning_rate=1.2e-3, ema_decay=0.995)
-    )
-    video_decoder: Recipe = field(
-        default=Recipe(2000, batch_size=8, learning_rate=1.2e-3, ema_decay=0.995)
-    )
-    video_transformer: Recipe = field(default=Recipe(4000, batch_size=64, learning_rate=2e-3))
+    image_vae: Recipe = IMAGE_VAE
+    image_transformer: Recipe = TRANSFORMER
+    video_vae_stills: Recipe = STILLS
+    video_vae_clips: Recipe = CLIPS
+    video_decoder: Recipe = DECODER
+    video_transformer: Recipe = TRANSFORMER
     image_pool: int = 16384
     video_pool: int = 8192
 
@@ -46,7 +44,12 @@ class PretrainRecipe:
             return replace(recipe, steps=max(1, round(recipe.steps * factor)))
 
         return PretrainRecipe(
-            *(scale(recipe) for recipe in self.parts().values()),
+            image_vae=scale(self.image_vae),
+            image_transformer=scale(self.image_transformer),
+            video_vae_stills=scale(self.video_vae_stills),
+            video_vae_clips=scale(self.video_vae_clips),
+            video_decoder=scale(self.video_decoder),
+            video_transformer=scale(self.video_transformer),
             image_pool=max(1, round(self.image_pool * factor)),
             video_pool=max(1, round(self.video_pool * factor)),
         )

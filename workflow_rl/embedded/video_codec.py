@@ -32,7 +32,7 @@ def decode_clips(vae: AutoencoderKLWan, latents_BCTHW: Tensor) -> Tensor:
     """Clips before the clamp to [-1, 1]; clamped, they equal `vae.decode(latents).sample`."""
     x = vae.post_quant_conv(latents_BCTHW)
     vae.clear_cache()
-    chunks = []
+    chunks: list[Tensor] = []
     for chunk in _first_and_rest(x):
         vae._conv_idx = [0]
         chunks.append(
