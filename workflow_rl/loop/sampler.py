@@ -67,7 +67,8 @@ def flow_sde_step_with_logprob(
     kind
         A key of ``SDE_KINDS``.
     sigma_max
-        The schedule's second sigma: ``flow_sde`` needs it where sigma_t is 1.
+        The schedule's second sigma, which ``flow_sde`` takes in place of sigma_t = 1. None:
+        ``sigma_next``, which it is on the step from 1.
     mask
         Boolean, broadcastable to x_t: True where the latent is sampled. Given latents (False) stay
         as they are and are left out of the log-prob.
@@ -78,7 +79,7 @@ def flow_sde_step_with_logprob(
     ------
     ValueError
         If shapes disagree, a sigma or ``noise_scale`` is out of range, both ``noise`` and
-        ``prev_sample`` are given, or ``sigma_max`` is missing.
+        ``prev_sample`` are given.
     UserError
         If ``kind`` or ``kernel`` is unknown, or the kernel cannot run on this device.
     """

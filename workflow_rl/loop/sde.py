@@ -151,7 +151,7 @@ def sde_kind(name: str) -> SDE:
     return SDE_KINDS[name]
 
 
-def sigma_tilde(sigma_B: torch.Tensor, sigma_max_B: torch.Tensor | None) -> torch.Tensor:
+def sigma_tilde(sigma_B: torch.Tensor, sigma_max_B: torch.Tensor) -> torch.Tensor:
     """Return sigma, with the schedule's second sigma in place of 1.
 
     Parameters
@@ -159,20 +159,16 @@ def sigma_tilde(sigma_B: torch.Tensor, sigma_max_B: torch.Tensor | None) -> torc
     sigma_B
         [B] in (0, 1].
     sigma_max_B
-        The schedule's second sigma (Flow-GRPO's name for it), [B] in [0, 1). None if no sigma is 1.
+        The schedule's second sigma (Flow-GRPO's name for it), [B] in [0, 1).
 
     Raises
     ------
     ValueError
-        If a sigma is 1 and ``sigma_max_B`` is None or itself 1.
+        If a sigma is 1 and so is ``sigma_max_B``.
     """
     at_one_B = sigma_B >= 1.0 - AT_ONE
     if not bool(at_one_B.any()):
         return sigma_B
-    if sigma_max_B is None:
-        raise ValueError(
-            "flow_sde diverges at sigma = 1: pass sigma_max, the schedule's second sigma"
-        )
     if bool((at_one_B & (sigma_max_B >= 1.0 - AT_ONE)).any()):
         raise ValueError(f"sigma_max must be below 1, got {sigma_max_B.max().item()}")
     return torch.where(at_one_B, sigma_max_B, sigma_B)
@@ -194,7 +190,7 @@ def affine_step(
     sigma_B, sigma_next_B
         float64 [B], 0 <= sigma' < sigma <= 1.
     sigma_max_B
-        float64 [B], see :func:`sigma_tilde`.
+        float64 [B], see :func:`sigma_tilde`; None: ``sigma_next_B`` where ``sigma_B`` is 1.
     noise_scale
         a >= 0; ``cps`` at most 1, where all of the old noise is replaced.
 
@@ -219,7 +215,9 @@ def affine_step(
     is_last_B = sigma_next_B == 0
     tilde_B = sigma_B
     if sde.singular_at_one:
-        tilde_B = sigma_tilde(torch.where(is_last_B, 0.0, sigma_B), sigma_max_B)
+        # A step from sigma = 1 is the schedule's first, so its end is the second sigma.
+        second_B = sigma_next_B if sigma_max_B is None else sigma_max_B
+        tilde_B = sigma_tilde(torch.where(is_last_B, 0.0, sigma_B), second_B)
     noisy = sde.coefficients(sigma_B, sigma_next_B, tilde_B, noise_scale)
     return AffineStep(*(torch.where(is_last_B, o, n) for o, n in zip(ode, noisy, strict=True)))
 

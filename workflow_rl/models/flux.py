@@ -183,7 +183,7 @@ def build_flux_t2i_card(path: str | Path | None = None) -> ModelCard:
     """
     defaults = DiffusionParams()
     if path is None:
-        from workflow_rl.embedded import TINY_FLUX_T2I
+        from workflow_rl.embedded.pair import TINY_FLUX_T2I
 
         path, defaults = TINY_FLUX_T2I.folder, TINY_FLUX_T2I.defaults
     index = read_checked_index(path, "FluxPipeline")

@@ -241,7 +241,7 @@ def build_wan_i2v_card(path: str | Path | None = None) -> ModelCard:
     """
     defaults = DiffusionParams()
     if path is None:
-        from workflow_rl.embedded import TINY_WAN_I2V
+        from workflow_rl.embedded.pair import TINY_WAN_I2V
 
         path, defaults = TINY_WAN_I2V.folder, TINY_WAN_I2V.defaults
     index = read_checked_index(path, "WanImageToVideoPipeline")

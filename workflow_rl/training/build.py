@@ -70,9 +70,7 @@ def stage_plan(stage: StageConfig) -> StagePlan:
     )
 
 
-def stage_settings(
-    stage: WorkflowStage, config: StageConfig, total_steps: int
-) -> StageSettings:
+def stage_settings(stage: WorkflowStage, config: StageConfig, total_steps: int) -> StageSettings:
     """Return how a stage samples and trains."""
     return StageSettings(
         stage=stage,

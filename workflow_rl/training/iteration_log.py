@@ -20,6 +20,7 @@ class IterationLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._last: int | None = None
 
     def append(self, iteration: int, values: Mapping[str, Any]) -> None:
         """Write a line and force it to the disk.
@@ -27,12 +28,16 @@ class IterationLog:
         Raises
         ------
         ValueError
-            ``values`` names an iteration of its own.
+            ``values`` names an iteration of its own, or ``iteration`` is not past the last line's.
         WorkflowRLError
             The file ends in half a line, or the disk refuses.
         """
         if "iteration" in values:
             raise ValueError("'iteration' is not a name of a value")
+        if self._last is None:
+            self._last = self._last_written()
+        if iteration <= self._last:
+            raise ValueError(f"iteration {iteration} after {self._last} in {self.path}")
         line = json.dumps(strict_json({**values, "iteration": iteration}), sort_keys=True)
         try:
             with self.path.open("ab") as file:
@@ -43,6 +48,7 @@ class IterationLog:
             raise WorkflowRLError(
                 f"cannot write {self.path}: {error}; make room and resume"
             ) from error
+        self._last = iteration
 
     def read(self) -> list[dict[str, Any]]:
         """Return the lines; the torn last line of a killed run is left out."""
@@ -58,6 +64,7 @@ class IterationLog:
         UserError
             A line that is not the last one is damaged.
         """
+        self._last = None
         if not self.path.exists():
             return
         kept = [raw for raw, values in self._lines() if values["iteration"] <= iteration]
@@ -67,6 +74,14 @@ class IterationLog:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path)
+
+    def _last_written(self) -> int:
+        """Return the iteration of the last line, -1 if there is none."""
+        raw = self.path.read_bytes() if self.path.exists() else b""
+        if raw and not raw.endswith(b"\n"):
+            raise WorkflowRLError(f"{self.path} ends in half a line; truncate_after() first")
+        lines = self._lines()
+        return int(lines[-1][1]["iteration"]) if lines else -1
 
     def _lines(self) -> list[tuple[bytes, dict[str, Any]]]:
         """Return each whole line as its bytes and its values."""

@@ -10,15 +10,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, BinaryIO, Protocol, Self
+from typing import Any, Protocol, Self
 
-from workflow_rl.errors import UserError, WorkflowRLError
+from workflow_rl.errors import UserError
+from workflow_rl.training.iteration_log import IterationLog
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -68,8 +67,7 @@ class MetricsLog:
         }
         run_dir.mkdir(parents=True, exist_ok=True)
         self.path = run_dir / METRICS_FILE
-        self._file: BinaryIO | None = None
-        self._last_iteration = -1
+        self._lines = IterationLog(self.path)
         self._sinks: list[Sink] = []
         if tensorboard:
             self._sinks.append(_TensorBoard(run_dir / TENSORBOARD_FOLDER))
@@ -103,56 +101,17 @@ class MetricsLog:
         values = {**metrics, **{f"{TIME_PREFIX}{name}": s for name, s in (times or {}).items()}}
         if "iteration" in values or any(name.startswith(TIME_PREFIX) for name in metrics):
             raise ValueError(f"'iteration' and {TIME_PREFIX}* are not names of metrics")
-        line = json.dumps(_strict({**values, "iteration": iteration}), sort_keys=True)
-        file = self._open()
-        if iteration <= self._last_iteration:
-            raise ValueError(f"iteration {iteration} after {self._last_iteration} in {self.path}")
-        try:
-            file.write(line.encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError as error:
-            raise WorkflowRLError(
-                f"cannot write {self.path}: {error}; make room and resume"
-            ) from error
-        self._last_iteration = iteration
+        self._lines.append(iteration, values)
         numbers = {name: float(value) for name, value in values.items() if _is_number(value)}
         for sink in self._sinks:
             sink.write(iteration, numbers)
 
     def truncate_after(self, iteration: int) -> None:
-        """Forget what was logged after a checkpoint, and the torn line of a killed run.
-
-        The file is replaced in one step.
-
-        Parameters
-        ----------
-        iteration : int
-            The checkpoint's; lines of later iterations are dropped, the others keep their bytes.
-
-        Raises
-        ------
-        UserError
-            A line that is not the last one is damaged.
-        """
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        if not self.path.exists():
-            return
-        kept = [raw for raw, values in _lines(self.path) if values["iteration"] <= iteration]
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        with temporary.open("wb") as file:
-            file.write(b"".join(kept))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        """Forget what was logged after ``iteration``; see `IterationLog.truncate_after`."""
+        self._lines.truncate_after(iteration)
 
     def close(self) -> None:
-        """Close the file and the other places."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Close the other places."""
         for sink in self._sinks:
             sink.close()
         self._sinks = []
@@ -168,16 +127,6 @@ class MetricsLog:
     ) -> None:
         self.close()
 
-    def _open(self) -> BinaryIO:
-        """Return the file, opened for appending once it is known to end with a whole line."""
-        if self._file is None:
-            raw = self.path.read_bytes() if self.path.exists() else b""
-            if raw and not raw.endswith(b"\n"):
-                raise WorkflowRLError(f"{self.path} ends in half a line; truncate_after() first")
-            self._last_iteration = _lines(self.path)[-1][1]["iteration"] if raw else -1
-            self._file = self.path.open("ab")
-        return self._file
-
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a ``metrics.jsonl``; the torn last line of a killed run is left out.
@@ -189,36 +138,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         raise UserError(f"{path} is missing; give a run directory that has trained")
-    return [values for _, values in _lines(path)]
-
-
-def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Return each whole line as its bytes and its values."""
-    whole = []
-    *terminated, _torn = path.read_bytes().split(b"\n")  # a whole file ends in b"" here
-    for number, raw in enumerate(terminated, start=1):
-        try:
-            values = json.loads(raw)
-            iteration = values["iteration"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path}, line {number} is damaged; delete that line or use a new run directory"
-            ) from error
-        if not isinstance(iteration, int):
-            raise UserError(f"{path}, line {number}: iteration is {iteration!r}; delete that line")
-        whole.append((raw + b"\n", values))
-    return whole
-
-
-def _strict(value: Any) -> Any:
-    """Return a JSON value with null for each number that JSON has no word for."""
-    if isinstance(value, Mapping):
-        return {key: _strict(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return IterationLog(path).read()
 
 
 def _is_number(value: Any) -> bool:

@@ -1,0 +1,221 @@
+"""A run from a configuration: files, resume, stop, and the control."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.conftest import PROMPTS
+from workflow_rl.card import ModelCard
+from workflow_rl.config import RunConfig, load_config
+from workflow_rl.config.run_dir import create_run_dir
+from workflow_rl.errors import UserError
+from workflow_rl.serving.chain import load_chain, publish_run
+from workflow_rl.serving.evaluate import evaluate_run
+from workflow_rl.serving.generate import generate
+from workflow_rl.training.checkpoint import latest_valid, load_checkpoint
+from workflow_rl.training.trainer import RunListener, SilentListener, train
+from workflow_rl.training.weight_sync import WeightRole
+
+ITERATIONS = 5
+
+
+def _config(tmp_path: Path, cards: tuple[ModelCard, ModelCard], *overrides: str) -> RunConfig:
+    (tmp_path / "prompts.txt").write_text("\n".join([*PROMPTS, "a green circle moving up"]) + "\n")
+    sampling = "samples: 2, num_inference_steps: 3, rollout_batch_size: 4, sde: {kind: cps}"
+    (tmp_path / "config.yaml").write_text(
+        f"""
+output_dir: {tmp_path / "run"}
+stages:
+  t2i: {{task: t2i, model: {cards[0].source}, {sampling}, ema: {{decay: 0.9}},
+        optimizer: {{lr: 1.0e-3, schedule: cosine}}}}
+  i2v: {{task: i2v, model: {cards[1].source}, {sampling}, num_frames: 5,
+        optimizer: {{lr: 1.0e-3}}}}
+data: {{prompts: {tmp_path / "prompts.txt"}, prompts_per_iteration: 2}}
+rewards: [{{name: frame_change}}]
+training: {{iterations: {ITERATIONS}, checkpoint: {{every: 2, keep: 2}}, threads: 1}}
+evaluation: {{every: 2, seeds_per_prompt: 2, bootstrap_samples: 100}}
+logging: {{tensorboard: false}}
+"""
+    )
+    return load_config(tmp_path / "config.yaml", overrides)
+
+
+def _run(config: RunConfig, listener: RunListener | None = None) -> int | None:
+    create_run_dir(config)
+    return train(config, listener=listener)
+
+
+def _timeless(path: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+def _final_tensors(run_dir: Path) -> dict[str, torch.Tensor]:
+    path = latest_valid(run_dir / "checkpoints", on_skip=pytest.fail)
+    assert path is not None
+    return load_checkpoint(path).tensors
+
+
+@pytest.fixture(scope="module")
+def whole_run(
+    cards: tuple[ModelCard, ModelCard], tmp_path_factory: pytest.TempPathFactory
+) -> RunConfig:
+    """A run that was never stopped."""
+    config = _config(tmp_path_factory.mktemp("whole"), cards)
+    assert _run(config) is None
+    return config
+
+
+class _StopAfter(SilentListener):
+    """Sends this process SIGTERM in the middle of an iteration's report."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def iteration(self, number: int, total: int, metrics: dict[str, float]) -> None:
+        if number == self.number:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Crash(Exception):
+    pass
+
+
+class _CrashAfter(SilentListener):
+    """Ends the run between two checkpoints, as a crash would."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def iteration(self, number: int, total: int, metrics: dict[str, float]) -> None:
+        if number == self.number:
+            raise _Crash
+
+
+def test_what_a_run_leaves(whole_run: RunConfig) -> None:
+    run = whole_run.output_dir
+    lines = _timeless(run / "metrics.jsonl")
+    assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
+    assert all(line["c2_max_log_ratio/i2v"] == 0.0 for line in lines)
+    evaluations = _timeless(run / "evaluations.jsonl")
+    assert [line["iteration"] for line in evaluations] == [0, 2, 4, 5]
+    assert len({json.dumps([e["prompts"], e["seeds"]]) for e in evaluations}) == 1
+    assert len(evaluations[0]["scores"]) == 6
+    for line in evaluations:
+        for paths in line["media"].values():
+            assert all((run / path).is_file() for path in paths)
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == [
+        "iteration_00000004",
+        "iteration_00000005",
+    ]
+    tree = json.loads((run / "rollouts" / "iteration_00000005.json").read_text())
+    group = tree["groups"][0]
+    image = group["children"][0]
+    assert len(group["children"]) == len(image["children"]) == 2
+    rewards = [video["reward"] for video in image["children"]]
+    assert image["reward"] == pytest.approx(sum(rewards) / 2)
+    assert group["reward_mean"] >= tree["groups"][-1]["reward_mean"]
+
+
+def test_a_stopped_run_resumes_to_the_same_bytes(
+    whole_run: RunConfig, cards: tuple[ModelCard, ModelCard], tmp_path: Path
+) -> None:
+    config = _config(tmp_path, cards)
+    assert _run(config, _StopAfter(3)) == 3
+    assert train(config, resume=True) is None
+    _assert_same_run(config, whole_run)
+
+
+def test_a_crashed_run_resumes_to_the_same_bytes(
+    whole_run: RunConfig, cards: tuple[ModelCard, ModelCard], tmp_path: Path
+) -> None:
+    """The crash comes after lines were written that no checkpoint covers."""
+    config = _config(tmp_path, cards)
+    with pytest.raises(_Crash):
+        _run(config, _CrashAfter(3))
+    assert train(config, resume=True) is None
+    _assert_same_run(config, whole_run)
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_bytes(
+    whole_run: RunConfig, cards: tuple[ModelCard, ModelCard], tmp_path: Path
+) -> None:
+    """SIGKILL, sent as soon as the third iteration's line is on the disk."""
+    config = _config(tmp_path, cards)
+    command = [sys.executable, "-m", "workflow_rl", "train", str(tmp_path / "config.yaml")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = config.output_dir / "metrics.jsonl"
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and process.poll() is None:
+        if metrics.is_file() and metrics.read_bytes().count(b"\n") >= 3:
+            break
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert train(config, resume=True) is None
+    _assert_same_run(config, whole_run)
+
+
+def _assert_same_run(config: RunConfig, whole: RunConfig) -> None:
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        ours, theirs = config.output_dir / name, whole.output_dir / name
+        assert _timeless(ours) == _timeless(theirs)
+    resumed, expected = _final_tensors(config.output_dir), _final_tensors(whole.output_dir)
+    assert resumed.keys() == expected.keys()
+    assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+
+
+def test_resume_of_a_finished_run_changes_nothing(whole_run: RunConfig) -> None:
+    before = (whole_run.output_dir / "metrics.jsonl").read_bytes()
+    assert train(whole_run, resume=True) is None
+    assert (whole_run.output_dir / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_control_moves_nothing(cards: tuple[ModelCard, ModelCard], tmp_path: Path) -> None:
+    config = _config(tmp_path, cards, "rewards=[{name: constant, args: {value: 0.3}}]")
+    assert _run(config) is None
+    tensors = _final_tensors(config.output_dir)
+    for name, card in zip(("t2i", "i2v"), cards, strict=True):
+        fresh = card.make_adapter(card, torch.device("cpu"), torch.float32)
+        for key, tensor in fresh.trainable("transformer").items():
+            assert torch.equal(tensors[f"{name}/weights/transformer.{key}"], tensor)
+    assert not any("optim" in key for key in tensors)
+
+
+def test_evaluate_and_generate_serve_the_trained_weights(
+    whole_run: RunConfig, tmp_path: Path
+) -> None:
+    run = whole_run.output_dir
+    result = evaluate_run(run)
+    last = _timeless(run / "evaluations.jsonl")[-1]
+    assert result.iteration == ITERATIONS
+    assert result.after.scores.tolist() == pytest.approx(last["scores"], abs=1e-6)
+    assert result.before.scores.tolist() != result.after.scores.tolist()
+    again = evaluate_run(run)
+    assert torch.equal(result.after.scores, again.after.scores)
+    png, mp4 = generate(
+        whole_run.workflow,
+        whole_run.stages,
+        prompt=PROMPTS[0],
+        seed=3,
+        output_dir=tmp_path,
+        run_dir=run,
+    )
+    assert (png.suffix, mp4.suffix) == (".png", ".mp4")
+
+
+def test_a_role_that_the_run_does_not_keep_is_refused(whole_run: RunConfig) -> None:
+    chain = load_chain(whole_run.workflow, whole_run.stages)
+    with pytest.raises(UserError, match="keeps no ema weights of stage 'i2v'"):
+        publish_run(chain, whole_run.output_dir, WeightRole.EMA, pytest.fail)
