@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import resource
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -236,6 +237,24 @@ def test_leftovers_of_a_killed_run(tmp_path: Path) -> None:
     half.mkdir()
     remove_leftovers(tmp_path)
     assert not half.exists()
+
+
+def test_a_kill_while_deleting_leaves_no_half_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 10)
+
+    def killed(path: Path, **_kwargs: object) -> NoReturn:
+        next(path.iterdir()).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 20, keep=1)
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["iteration_00000020"]
+    save(tmp_path, 30, keep=1)
+    assert names(tmp_path) == ["iteration_00000030"]
 
 
 @contextmanager
