@@ -197,9 +197,12 @@ def test_a_tenth_sixteen_times_gives_exactly_nothing(
 
 
 def test_images_with_the_same_mean_get_exactly_nothing_while_their_videos_do() -> None:
-    # the sum of these depends on their order, in the last bit
-    rewards = torch.tensor([[[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]], dtype=torch.float64) + 0.07
-    assert rewards[0, 0].sum() != rewards[0, 1].sum()
+    # the same rewards in other orders, whose sums differ in the last bit
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(7, generator=generator, dtype=torch.float64).sqrt()
+    rows = [values[torch.randperm(7, generator=generator)] for _ in range(8)]
+    rewards = torch.stack(rows)[None]
+    assert len(set(rewards.sum(-1).flatten().tolist())) > 1
     images, videos = assign_credit(rewards, rule="nested", std_floor=0.0).levels
     assert (images.advantages == 0).all()
     assert images.groups_flat == 1
