@@ -90,6 +90,23 @@ def test_pretrain_tiny_keeps_what_is_there(invoke: Invoke, workspace: Path) -> N
     assert "is not empty" in invoke("pretrain-tiny", "--output", "flux").one_line_error()
 
 
+def test_pretrain_tiny_goes_on_where_it_was_stopped(
+    invoke: Invoke, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def fake(output: Path, *, seed: int, log: object) -> tuple[Path, Path]:
+        calls.append((output, seed))
+        return output / "tiny-flux-t2i", output / "tiny-wan-i2v"
+
+    monkeypatch.setattr("workflow_rl.embedded.pretrain.pretrain", fake)
+    (workspace / "made" / "stages").mkdir(parents=True)
+    (workspace / "made" / "stages" / "recipe.json").write_text("{}")
+    result = invoke("pretrain-tiny", "--output", "made", "--seed", "4")
+    assert result.stdout == "made/tiny-flux-t2i\nmade/tiny-wan-i2v\n"
+    assert calls == [(Path("made"), 4)]
+
+
 def test_dry_run_says_what_would_happen_and_writes_nothing(invoke: Invoke, workspace: Path) -> None:
     before = _listing(workspace)
     result = invoke("train", "run.yaml", "stages.t2i.samples=3", "--dry-run")

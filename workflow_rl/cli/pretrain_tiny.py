@@ -17,7 +17,7 @@ def pretrain_tiny(
 ) -> None:
     """Pre-train the embedded pair of models from scratch on the drawn world (hours on two cores).
 
-    This is how the pair that ships with the project was made; its recipe, time and losses are in
+    Stopped, it goes on where it was when called again. This is how the pair that ships with the project was made; its recipe, time and losses are in
     each model folder's README.
 
     **Example**
@@ -26,8 +26,10 @@ def pretrain_tiny(
     workflow-rl pretrain-tiny --output outputs/embedded
     ```
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    begun = (output / "stages" / "recipe.json").is_file()
+    if output.exists() and not begun and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"--output {output} is not empty; give a new folder")
     from workflow_rl.embedded.pretrain import pretrain
 
-    pretrain(output, seed=seed)
+    for folder in pretrain(output, seed=seed, log=typer.echo):
+        typer.echo(folder)
