@@ -143,7 +143,9 @@ def test_the_last_n_are_kept(tmp_path: Path) -> None:
 def test_order_is_by_number(tmp_path: Path) -> None:
     save(tmp_path, 99_999_999)
     save(tmp_path, 100_000_000)
-    assert newest(tmp_path)[0] == tmp_path / "iteration_100000000"
+    expected = ["iteration_99999999", "iteration_100000000"]
+    assert [path.name for path in checkpoint_folders(tmp_path)] == expected
+    assert newest(tmp_path)[0] == tmp_path / expected[1]
 
 
 def test_checkpoints_of_an_abandoned_future_go(tmp_path: Path) -> None:
