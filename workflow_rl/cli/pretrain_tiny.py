@@ -17,8 +17,8 @@ def pretrain_tiny(
 ) -> None:
     """Pre-train the embedded pair of models from scratch on the drawn world (hours on two cores).
 
-    Stopped, it goes on where it was when called again. This is how the pair that ships with the project was made; its recipe, time and losses are in
-    each model folder's README.
+    Stopped, it goes on where it was when called again. This is how the pair that ships with the
+    project was made; its recipe, time and losses are in each model folder's README.
 
     **Example**
 
