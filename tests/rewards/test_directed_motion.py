@@ -1,6 +1,5 @@
 """The reward pays for the named shape's travel in the named direction, and for nothing else."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,7 @@ from workflow_rl.embedded.world import (
     draw,
 )
 from workflow_rl.rewards.base import RewardBatch, RewardScores, score_safely
-from workflow_rl.rewards.directed_motion import DirectedMotion, motion, start_position
+from workflow_rl.rewards.directed_motion import DirectedMotion, start_position
 
 CAPTIONS = list(all_captions())
 GROUND_3 = torch.tensor(GROUND).view(1, 3, 1, 1, 1)
@@ -202,15 +201,3 @@ def test_start_position_is_measured_along_the_direction_of_travel(clean: Tensor)
 def test_start_position_of_nothing_is_unknown() -> None:
     videos = GROUND_3.expand(1, 3, NUM_FRAMES, SIZE, SIZE)
     assert start_position(videos, ["a red circle moving left"]).isnan().all()
-
-
-def test_sixty_four_videos_are_judged_fast() -> None:
-    captions = CAPTIONS + CAPTIONS[:16]
-    videos = films(captions)
-    motion(videos, captions)
-    seconds = []
-    for _ in range(5):
-        started = time.process_time()
-        motion(videos, captions)
-        seconds.append(time.process_time() - started)
-    assert min(seconds) < 0.2  # 0.03 s where nothing else runs

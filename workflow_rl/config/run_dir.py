@@ -1,14 +1,16 @@
 """The run directory: who may write into it, and which configuration it belongs to.
 
 A run directory holds ``config.yaml`` (the whole configuration, overrides applied), ``run.json``
-(its fingerprint) and, while a process trains in it, a lock that ends with that process.
+(its fingerprint and the versions it ran with) and, while a process trains in it, a lock that ends with that process.
 """
 
 import fcntl
 import json
+import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 from workflow_rl.config.loader import load_config
@@ -18,6 +20,7 @@ from workflow_rl.errors import UserError
 CONFIG_FILE = "config.yaml"
 RUN_FILE = "run.json"
 LOCK_FILE = ".lock"
+RECORDED_PACKAGES = ("workflow-rl", "torch", "diffusers", "transformers", "numpy")
 
 
 def check_new_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
@@ -75,9 +78,16 @@ def create_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
     if (run_dir / RUN_FILE).is_file():
         shutil.rmtree(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    identity = {"fingerprint": config.fingerprint()}
+    identity = {"fingerprint": config.fingerprint(), "versions": installed_versions()}
     (run_dir / RUN_FILE).write_text(json.dumps(identity) + "\n", encoding="utf-8")
     (run_dir / CONFIG_FILE).write_text(config.dump_yaml(), encoding="utf-8")
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions that a run's numbers depend on, without importing the packages."""
+    return {"python": platform.python_version()} | {
+        name: metadata.version(name) for name in RECORDED_PACKAGES
+    }
 
 
 def discard_unused_run_dir(run_dir: Path) -> None:
