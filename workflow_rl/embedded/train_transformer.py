@@ -17,6 +17,7 @@ from workflow_rl.embedded import world
 from workflow_rl.embedded.optimise import Log, Recipe, optimise
 from workflow_rl.embedded.tokenizers import MAX_LENGTH
 from workflow_rl.embedded.train_vae import to_model_range
+from workflow_rl.embedded.video_codec import encode_clips
 
 ENCODE_BATCH = 64
 
@@ -119,7 +120,7 @@ def normalised_latents(vae: AutoencoderKLWan, video_BCTHW: Tensor) -> Tensor:
     """The most likely latents of clips in [-1, 1], normalised channel by channel."""
     mean = torch.tensor(vae.config.latents_mean).view(1, -1, 1, 1, 1)
     std = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1, 1)
-    return (vae.encode(video_BCTHW).latent_dist.mode() - mean) / std
+    return (encode_clips(vae, video_BCTHW).mode() - mean) / std
 
 
 @torch.no_grad()
