@@ -23,6 +23,8 @@ from workflow_rl.embedded.optimise import Log
 from workflow_rl.embedded.records import PretrainRecipe, StageRecord
 from workflow_rl.errors import UserError
 
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+"""Where the package keeps the pair that it ships."""
 IMAGE_FOLDER, VIDEO_FOLDER = "tiny-flux-t2i", "tiny-wan-i2v"
 
 

@@ -20,6 +20,7 @@ from workflow_rl.embedded.train_vae import to_model_range
 from workflow_rl.embedded.video_codec import encode_clips
 
 ENCODE_BATCH = 64
+STATISTICS_SAMPLES = 256
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def _caption_indices(batches: list[list[world.Caption]]) -> Tensor:
 def measure_image_latents(vae: AutoencoderKL, seed: int) -> None:
     """Set `shift_factor` and `scaling_factor` so that latents have mean 0 and std 1."""
     generator = torch.Generator().manual_seed(seed)
-    captions = world.sample_captions(512, generator)
+    captions = world.sample_captions(STATISTICS_SAMPLES, generator)
     images = to_model_range(world.sample_images(captions, generator))
     latents = vae.encode(images).latent_dist.mode()
     vae.register_to_config(
@@ -72,9 +73,9 @@ def measure_image_latents(vae: AutoencoderKL, seed: int) -> None:
 def measure_video_latents(vae: AutoencoderKLWan, seed: int) -> None:
     """Set `latents_mean` and `latents_std`, channel by channel."""
     generator = torch.Generator().manual_seed(seed)
-    captions = world.sample_captions(512, generator)
+    captions = world.sample_captions(STATISTICS_SAMPLES, generator)
     videos = to_model_range(world.sample_videos(captions, generator))
-    latents = vae.encode(videos).latent_dist.mode().transpose(0, 1).flatten(1)
+    latents = encode_clips(vae, videos).mode().transpose(0, 1).flatten(1)
     vae.register_to_config(
         latents_mean=latents.mean(dim=1).tolist(), latents_std=latents.std(dim=1).tolist()
     )
