@@ -10,19 +10,20 @@ IMAGE_VAE = Recipe(steps=1000, batch_size=16, learning_rate=2e-3, ema_decay=0.99
 STILLS = Recipe(steps=2300, batch_size=16, learning_rate=3e-3, ema_decay=0.995)
 CLIPS = Recipe(steps=1250, batch_size=8, learning_rate=1.2e-3, ema_decay=0.99)
 DECODER = Recipe(steps=1800, batch_size=8, learning_rate=1.2e-3, ema_decay=0.995)
-TRANSFORMER = Recipe(steps=3600, batch_size=64, learning_rate=2e-3)
+IMAGE_TRANSFORMER = Recipe(steps=5000, batch_size=64, learning_rate=2e-3)
+VIDEO_TRANSFORMER = Recipe(steps=2500, batch_size=64, learning_rate=2e-3)
 
 
 @dataclass(frozen=True)
 class PretrainRecipe:
-    """How much each stage learns. The defaults take about forty minutes of two CPU cores."""
+    """How much each stage learns. The defaults take about an hour of two CPU cores."""
 
     image_vae: Recipe = IMAGE_VAE
-    image_transformer: Recipe = TRANSFORMER
+    image_transformer: Recipe = IMAGE_TRANSFORMER
     video_vae_stills: Recipe = STILLS
     video_vae_clips: Recipe = CLIPS
     video_decoder: Recipe = DECODER
-    video_transformer: Recipe = TRANSFORMER
+    video_transformer: Recipe = VIDEO_TRANSFORMER
     image_pool: int = 16384
     video_pool: int = 8192
 
