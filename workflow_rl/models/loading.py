@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from workflow_rl.card import ModelCard, read_model_index
 from workflow_rl.errors import UserError
+
+MAX_NAMES = 3
+"""Missing tensors that a message names."""
 
 
 def read_checked_index(path: str | Path, pipeline_class: str) -> dict[str, Any]:
@@ -31,32 +36,85 @@ def load_pipeline(
     Raises
     ------
     UserError
-        If a weight file or a component is missing or damaged.
+        If a weight file, a component or a single tensor is missing or damaged.
     """
+    options = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
     try:
         with _quiet():
-            pipeline = pipeline_class.from_pretrained(
-                card.source, dtype=dtype, use_safetensors=True, local_files_only=True
-            )
-    except (OSError, ValueError) as error:
+            modules = {
+                name: _load_module(module_class, card.source / name, options)
+                for name, module_class in _module_classes(read_model_index(card.source)).items()
+            }
+            pipeline = pipeline_class.from_pretrained(card.source, **modules, **options)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"cannot load {card.source}: {reason}") from error
+        raise UserError(
+            f"cannot load {card.source}: {reason}; download the model again"
+        ) from error
     return pipeline.to(device)
+
+
+def _module_classes(index: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the classes of a pipeline's modules, by component name.
+
+    Raises
+    ------
+    UserError
+        If the installed library has no such class.
+    """
+    classes = {}
+    for name, entry in index.items():
+        if not isinstance(entry, list) or entry[0] not in ("diffusers", "transformers"):
+            continue
+        library, class_name = entry
+        try:
+            component_class = getattr(importlib.import_module(library), class_name)
+        except AttributeError:
+            raise UserError(
+                f"{name} is a {class_name}, which the installed {library} does not have; "
+                f"install a newer {library}"
+            ) from None
+        if issubclass(component_class, nn.Module):
+            classes[name] = component_class
+    return classes
+
+
+def _load_module(module_class: Any, folder: Path, options: Mapping[str, Any]) -> nn.Module:
+    """Load one module, and hold its files to every tensor it has.
+
+    Both libraries only warn of a tensor that the files lack, and leave it random (transformers) or
+    on the meta device (diffusers). Tied weights and non-persistent buffers are not missing.
+    """
+    module, found = module_class.from_pretrained(folder, **options, output_loading_info=True)
+    missing = sorted(found["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else ""
+        raise UserError(
+            f"{folder} lacks {len(missing)} tensors of a {module_class.__name__}: "
+            f"{', '.join(missing[:MAX_NAMES])}{more}; download the model again"
+        )
+    loaded: nn.Module = module
+    return loaded
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress bars of loading: they would break the run's own display."""
+    """Hide the progress bars and reports of loading: they would break the run's own display."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
     libraries = (diffusers_logging, transformers_logging)
     shown = [library for library in libraries if library.is_progress_bar_enabled()]
+    levels = [library.get_verbosity() for library in libraries]
     for library in shown:
         library.disable_progress_bar()
+    for library in libraries:
+        library.set_verbosity_error()
     try:
         yield
     finally:
+        for library, level in zip(libraries, levels, strict=True):
+            library.set_verbosity(level)
         for library in shown:
             library.enable_progress_bar()
 
