@@ -19,11 +19,12 @@ from workflow_rl.card import ModelCard
 from workflow_rl.config import RunConfig, load_config
 from workflow_rl.config.run_dir import create_run_dir
 from workflow_rl.errors import UserError
+from workflow_rl.evaluation.chain import Evaluation
 from workflow_rl.serving.chain import load_chain, publish_run
 from workflow_rl.serving.evaluate import evaluate_run
 from workflow_rl.serving.generate import generate
 from workflow_rl.training.checkpoint import latest_valid, load_checkpoint
-from workflow_rl.training.trainer import RunListener, SilentListener, train
+from workflow_rl.training.trainer import Run, RunListener, SilentListener, train
 from workflow_rl.training.weight_sync import WeightRole
 
 ITERATIONS = 5
@@ -102,6 +103,14 @@ class _CrashAfter(SilentListener):
             raise _Crash
 
 
+class _CrashAfterEvaluation(SilentListener):
+    """Ends the run between an evaluation's line and the checkpoint of that iteration."""
+
+    def evaluation(self, number: int, evaluation: Evaluation) -> None:
+        if number == 2:
+            raise _Crash
+
+
 def test_what_a_run_leaves(whole_run: RunConfig) -> None:
     run = whole_run.output_dir
     lines = _timeless(run / "metrics.jsonl")
@@ -136,13 +145,30 @@ def test_a_stopped_run_resumes_to_the_same_bytes(
     _assert_same_run(config, whole_run)
 
 
+@pytest.mark.parametrize("crash", [1, 3])
 def test_a_crashed_run_resumes_to_the_same_bytes(
-    whole_run: RunConfig, cards: tuple[ModelCard, ModelCard], tmp_path: Path
+    whole_run: RunConfig, cards: tuple[ModelCard, ModelCard], tmp_path: Path, crash: int
 ) -> None:
-    """The crash comes after lines were written that no checkpoint covers."""
+    """The crash comes after lines were written that no checkpoint covers; 1: before the first."""
     config = _config(tmp_path, cards)
     with pytest.raises(_Crash):
-        _run(config, _CrashAfter(3))
+        _run(config, _CrashAfter(crash))
+    leftover = config.output_dir / "checkpoints" / ".tmp-iteration_00000001"
+    leftover.mkdir(parents=True)
+    resumed = Run(config, SilentListener())
+    resumed.restore()
+    assert not leftover.exists()
+    assert train(config, resume=True) is None
+    _assert_same_run(config, whole_run)
+
+
+def test_a_crash_between_evaluation_and_checkpoint_evaluates_again(
+    whole_run: RunConfig, cards: tuple[ModelCard, ModelCard], tmp_path: Path
+) -> None:
+    config = _config(tmp_path, cards)
+    with pytest.raises(_Crash):
+        _run(config, _CrashAfterEvaluation())
+    assert len(_timeless(config.output_dir / "evaluations.jsonl")) == 2
     assert train(config, resume=True) is None
     _assert_same_run(config, whole_run)
 

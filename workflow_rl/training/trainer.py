@@ -16,7 +16,12 @@ from workflow_rl.config.run_dir import locked_run_dir
 from workflow_rl.evaluation.chain import Evaluation, evaluate_chain
 from workflow_rl.evaluation.media_files import write_first_samples
 from workflow_rl.training.build import build_method
-from workflow_rl.training.checkpoint import latest_valid, load_checkpoint, save_checkpoint
+from workflow_rl.training.checkpoint import (
+    latest_valid,
+    load_checkpoint,
+    remove_leftovers,
+    save_checkpoint,
+)
 from workflow_rl.training.data import PromptSchedule
 from workflow_rl.training.gallery import save_groups
 from workflow_rl.training.iteration_log import IterationLog
@@ -76,14 +81,20 @@ class Run:
         )
 
     def restore(self) -> int:
-        """Load the newest whole checkpoint, forget what came after it; return its iteration."""
-        path = latest_valid(self.dir / "checkpoints", on_skip=self.listener.message)
+        """Load the newest whole checkpoint, forget what came after it; return its iteration.
+
+        Without a checkpoint the run begins anew, so that the evaluation before training, which is
+        done again, is forgotten too.
+        """
+        root = self.dir / "checkpoints"
+        remove_leftovers(root)
+        path = latest_valid(root, on_skip=self.listener.message)
         start = 0
         if path is not None:
             start, tensors, state = load_checkpoint(path)
             self.method.load_state(tensors, state["method"])
             self.listener.message(f"going on after iteration {start} (from {path})")
-        self.evaluations.truncate_after(start)
+        self.evaluations.truncate_after(-1 if path is None else start)
         return start
 
     def checkpoint(self, done: int) -> None:
