@@ -46,7 +46,8 @@ def publish_run(
 ) -> int:
     """Publish the weights of a run's newest whole checkpoint into a chain.
 
-    Stages that the run kept frozen stay as they are.
+    Each tensor is cast to the dtype of the parameter it goes to: some modules stay in float32
+    whatever the stage's dtype. Stages that the run kept frozen stay as they are.
 
     Returns
     -------
@@ -56,30 +57,49 @@ def publish_run(
     Raises
     ------
     UserError
-        If the run has no checkpoint yet, or keeps no weights in that role.
+        If the run has no checkpoint yet, keeps no weights in that role, trained no stage of this
+        chain, or names a weight that the model lacks.
     """
     path = latest_valid(run_dir / "checkpoints", on_skip=on_skip)
     if path is None:
         raise UserError(f"{run_dir} has no checkpoint yet; let `workflow-rl train` go on")
     iteration, tensors, _ = load_checkpoint(path)
     folder = {WeightRole.STUDENT: "weights", WeightRole.EMA: "ema"}[role]
+    published = 0
     for name, instance in chain.instances.items():
         weights = _component_weights(tensors, f"{name}/{folder}/", instance)
         if not weights and any(key.startswith(f"{name}/") for key in tensors):
             raise UserError(f"{run_dir} keeps no {role} weights of stage {name!r}")
         if weights:
-            publish(WeightSyncPlan(role, tuple(weights)), weights, instance, version=iteration)
+            plan = WeightSyncPlan(role, tuple(weights))
+            published += publish(plan, weights, instance, version=iteration).num_tensors
+    if published == 0:
+        raise UserError(
+            f"{path} holds no weights of the stages {list(chain.instances)}; "
+            "serve the chain that the run trained"
+        )
     return iteration
 
 
 def _component_weights(
     tensors: Mapping[str, torch.Tensor], prefix: str, instance: ModelInstance
 ) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the tensors under ``prefix``, each on the device and in the dtype of its parameter."""
+    slots = {
+        f"{component}.{name}": slot
+        for component in instance.card.policies
+        for name, slot in instance.component(component).named_parameters()
+    }
     weights: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         if not key.startswith(prefix):
             continue
-        component, _, name = key.removeprefix(prefix).partition(".")
-        cast = tensor.to(instance.platform.device, instance.platform.dtype)
-        weights.setdefault(component, {})[name] = cast
+        full_name = key.removeprefix(prefix)
+        if full_name not in slots:
+            raise UserError(
+                f"the run trained {key}, which {instance.card.model_id} lacks; "
+                "serve the model that the run began with"
+            )
+        component, _, name = full_name.partition(".")
+        weights.setdefault(component, {})[name] = tensor.to(slots[full_name])
     return weights
