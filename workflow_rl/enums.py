@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from enum import Enum, StrEnum
+from typing import Literal
+
+SDEKind = Literal["flow_sde", "cps", "dance_sde", "ode"]
+"""Laws of a sampler step; ``workflow_rl.loop.sde`` holds their formulas."""
 
 
 class ExecutionProfile(StrEnum):
     """How the one loop is driven.
 
     ``SERVE``: no gradient, ODE steps. ``ROLLOUT``: serve with SDE steps inside the window, and
-    capture. ``TRAIN``: recorded steps are executed again with gradient.
+    capture. ``TRAIN``: recorded steps are executed again with gradient; ``DenoiseLoop.replay``
+    describes them from a behaviour record, and ``recompute`` executes them.
     """
 
     SERVE = "serve"

@@ -12,6 +12,8 @@ from tests.tiny_models import save_flux, save_wan
 from workflow_rl.enums import ExecutionProfile
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance, load_card
+from workflow_rl.loop.contracts import DenoiseStep
+from workflow_rl.loop.denoise import DenoiseLoop
 from workflow_rl.loop.sampler import gaussian_log_ratio
 from workflow_rl.models import build_flux_t2i_card, build_wan_i2v_card
 from workflow_rl.request import Request, SampleId, make_request
@@ -185,3 +187,42 @@ def test_a_transformer_sync_leaves_the_text_cache_alone(instance: ModelInstance)
     assert instance.version_of("transformer") == 9
     instance.set_weights_version("text_encoder", version + 1)
     assert len(instance.caches) < entries
+
+
+def test_train_makes_no_samples(instance: ModelInstance) -> None:
+    with pytest.raises(UserError, match=r"use workflow_rl\.training\.rollout\.recompute"):
+        Job(instance, "denoise", _requests(instance, count=1), ExecutionProfile.TRAIN)
+
+
+def test_a_step_names_its_kernel(instance: ModelInstance) -> None:
+    requests = _requests(instance, count=1, kernel="numpy_reference")
+    loop = DenoiseLoop()
+    state = loop.init(instance, requests, ExecutionProfile.ROLLOUT)
+    loop.advance(state, instance.adapter.encode(instance, state.requests))
+    step = loop.next(state)
+    assert isinstance(step, DenoiseStep)
+    assert step.kernel == "numpy_reference"
+    _, record = rollout_loop(instance, "denoise", requests)
+    assert record is not None
+    replayed = DenoiseLoop.replay(record, instance.platform.device)
+    assert {step.kernel for step in replayed} == {"numpy_reference"}
+
+
+def test_requests_of_one_batch_are_alike(instance: ModelInstance) -> None:
+    first, second = _requests(instance, count=2)
+    other = replace(second, params=replace(second.params, num_inference_steps=5))
+    with pytest.raises(UserError, match="must have the same parameters"):
+        rollout_loop(instance, "denoise", [first, other])
+
+
+def test_one_bfloat16_pass_is_finite(instance: ModelInstance) -> None:
+    half = load_card(instance.card, dtype=torch.bfloat16)
+    served, _ = rollout_loop(
+        half, "denoise", _requests(half, count=2), profile=ExecutionProfile.SERVE
+    )
+    assert served.dtype == torch.float32
+    assert served.isfinite().all()
+    exact, _ = rollout_loop(
+        instance, "denoise", _requests(instance, count=2), profile=ExecutionProfile.SERVE
+    )
+    assert (served - exact).abs().mean() < 0.1

@@ -29,7 +29,8 @@ class DenoiseStep:
 
     ``latents`` [B, ...]; ``conditioning`` is batched. ``kind`` is ``ode`` or an SDE kind;
     ``noise`` [B, ...] drives an SDE step. ``recorded_sample`` is given in training: the step's
-    log-prob is then that of this sample, and nothing is drawn.
+    log-prob is then that of this sample, and nothing is drawn. ``kernel`` names the
+    ``FLOW_SDE_STEP`` kernel that executes the sampler step.
     """
 
     index: int
@@ -43,6 +44,7 @@ class DenoiseStep:
     sigma_next: float
     sigma_second: float
     kind: str
+    kernel: str
     noise: torch.Tensor | None = None
     recorded_sample: torch.Tensor | None = None
 
@@ -72,14 +74,24 @@ StateT = TypeVar("StateT")
 
 
 class Loop(Protocol[StateT]):
-    """``init -> (next -> advance)* -> finalize``. All state of a batch lives in ``StateT``."""
+    """``init -> (next -> advance)* -> finalize``. All state of a batch lives in ``StateT``.
+
+    Drives ``SERVE`` and ``ROLLOUT``. ``TRAIN`` has no batch to make: it executes the steps that
+    ``DenoiseLoop.replay`` describes from a record.
+    """
 
     loop_id: str
 
     def init(
         self, instance: ModelInstance, requests: Sequence[Request], profile: ExecutionProfile
     ) -> StateT:
-        """Return the state before the first step. The requests share their parameters."""
+        """Return the state before the first step. The requests share their parameters.
+
+        Raises
+        ------
+        UserError
+            If they do not, or if the profile is ``TRAIN``.
+        """
         ...
 
     def next(self, state: StateT) -> Step | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from workflow_rl.enums import ExecutionProfile
+from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance
 from workflow_rl.loop.contracts import (
     DecodeStep,
@@ -52,7 +53,8 @@ class DenoiseLoop:
     """Flow-matching denoising, for every family: encode, n velocity steps, decode.
 
     In ``SERVE`` all steps are ODE steps. In ``ROLLOUT`` the steps in ``params.sde_steps`` are SDE
-    steps, and are captured. The state is kept in float32 whatever the model's dtype.
+    steps, and are captured. ``TRAIN`` is driven by :meth:`replay`, from a record. The state is kept
+    in float32 whatever the model's dtype.
     """
 
     loop_id = "denoise"
@@ -60,11 +62,19 @@ class DenoiseLoop:
     def init(
         self, instance: ModelInstance, requests: Sequence[Request], profile: ExecutionProfile
     ) -> DenoiseState:
+        if profile is ExecutionProfile.TRAIN:
+            raise UserError(
+                "TRAIN makes no samples: it executes the steps of a behaviour record; "
+                "use workflow_rl.training.rollout.recompute, or DenoiseLoop.replay"
+            )
         adapter = instance.adapter
         resolved = [replace(request, params=adapter.resolve(request)) for request in requests]
         params = resolved[0].params
         if any(request.params != params for request in resolved):
-            raise ValueError("requests of one batch must have the same parameters")
+            raise UserError(
+                "requests of one batch must have the same parameters, after defaults are filled "
+                "(the size of an i2v request is its image's); run them apart"
+            )
         device = instance.platform.device
         spec = adapter.schedule(params)
         sigmas = sigmas_from_scheduler_config(
@@ -114,6 +124,7 @@ class DenoiseLoop:
             sigma_next=state.sigmas[index + 1],
             sigma_second=state.sigmas[1],
             kind=state.params.sde_kind if stochastic else ODE,
+            kernel=state.kernel,
             noise=noise,
         )
 
@@ -171,6 +182,7 @@ class DenoiseLoop:
                 sigma_next=step.sigma_next,
                 sigma_second=step.sigma_second,
                 kind=record.params.sde_kind,
+                kernel=record.kernel,
                 recorded_sample=step.sample.to(device),
             )
             for step in record.steps

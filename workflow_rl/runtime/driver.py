@@ -41,7 +41,7 @@ class ProgressEvent:
 OnProgress = Callable[[ProgressEvent], None]
 
 
-def execute_denoise(instance: ModelInstance, step: DenoiseStep, kernel: str | None) -> SDEStep:
+def execute_denoise(instance: ModelInstance, step: DenoiseStep) -> SDEStep:
     """Execute one denoising step in the caller's gradient mode: the model, then the sampler.
 
     Serving, rollout and training all come through here.
@@ -59,18 +59,18 @@ def execute_denoise(instance: ModelInstance, step: DenoiseStep, kernel: str | No
         noise_scale=step.params.sde_noise_scale,
         kind=step.kind,
         sigma_max=step.sigma_second,
-        kernel=kernel,
+        kernel=step.kernel,
     )
 
 
 @torch.no_grad()
-def execute(instance: ModelInstance, step: Step, kernel: str | None = None) -> StepResult:
+def execute(instance: ModelInstance, step: Step) -> StepResult:
     """Execute any step without gradient."""
     match step:
         case EncodeStep(requests=requests):
             return instance.adapter.encode(instance, requests)
         case DenoiseStep():
-            return execute_denoise(instance, step, kernel)
+            return execute_denoise(instance, step)
         case DecodeStep(latents=latents, params=params):
             return instance.adapter.decode(latents, params)
 
@@ -109,7 +109,7 @@ class Job:
         if step is None:
             self.output = self._loop.finalize(self._state)
             return False
-        self._loop.advance(self._state, execute(self.instance, step, self._state.kernel))
+        self._loop.advance(self._state, execute(self.instance, step))
         if self._on_progress is not None and isinstance(step, DenoiseStep):
             self._on_progress(
                 ProgressEvent(

@@ -102,7 +102,7 @@ def recompute(
     UserError
         If another kernel would be used than in the rollout.
     """
-    chosen = training_kernel(instance, record, kernel)
+    training_kernel(instance, record, kernel)
     described = DenoiseLoop.replay(record, instance.platform.device)
     for recorded, step in zip(record.steps, described, strict=True):
-        yield recorded, execute_denoise(instance, step, chosen)
+        yield recorded, execute_denoise(instance, step)
