@@ -24,7 +24,7 @@ def _listing(folder: Path) -> list[tuple[str, bytes]]:
         ("stages.t2i.model=.", "has no model_index.json"),
         ("stages.t2i.model=wan", "an i2v model, but the stage's task is t2i"),
         ("stages.i2v.num_frames=10", "use 9"),
-        ("stages.i2v={task: i2v, model: wan, height: 30, width: 32}", "multiples of 8"),
+        ("stages.i2v={task: i2v, model: wan, height: 30, width: 32}", "multiples of 16"),
         ("stages.t2i.kernel=torch_eagre", "did you mean 'torch_eager'?"),
         ("data.prompts=none.txt", "no such prompt file"),
         ("data.prompts_per_iteration=2", "prompts.txt has 1 prompts; lower it"),

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from workflow_rl.config import StageConfig
-from workflow_rl.config.model_folder import FAMILIES, check_model_folder
+from workflow_rl.config.families import FAMILIES
+from workflow_rl.config.model_folder import check_model_folder
 from workflow_rl.errors import UserError
 
 FLUX = {"model_index.json": {"_class_name": "FluxPipeline"}}
@@ -39,7 +40,7 @@ def test_good_folders_pass(tmp_path: Path) -> None:
     wan = _folder(tmp_path / "wan", WAN)
     stage = StageConfig(task="t2i", height=64, width=40)
     assert check_model_folder(flux, "k", stage).name == "flux"
-    stage = StageConfig(task="i2v", height=32, width=40, num_frames=9)
+    stage = StageConfig(task="i2v", height=32, width=48, num_frames=9)
     assert check_model_folder(wan, "k", stage).name == "wan"
 
 
@@ -68,8 +69,8 @@ def test_size_the_model_cannot_make(tmp_path: Path) -> None:
         flux, task="t2i", height=63, width=64
     )
     wan = _folder(tmp_path / "wan", WAN)
-    assert "stages.x.width is 36, but this model makes multiples of 8; use 32" in _check(
-        wan, task="i2v", height=32, width=36
+    assert "stages.x.width is 40, but this model makes multiples of 16; use 32" in _check(
+        wan, task="i2v", height=32, width=40
     )
     assert "num_frames is 10, but this model makes 4·n + 1 frames; use 9" in _check(
         wan, task="i2v", num_frames=10
@@ -80,9 +81,34 @@ def test_missing_component_is_named(tmp_path: Path) -> None:
     assert "vae/config.json is missing" in _check(_folder(tmp_path, FLUX), task="t2i")
 
 
-def test_families_are_those_that_have_an_adapter() -> None:
-    from workflow_rl.models.registry import FAMILIES as ADAPTERS
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"expand_timesteps": True},
+        {"boundary_ratio": 0.9},
+        {"transformer_2": ["diffusers", "WanTransformer3DModel"]},
+    ],
+)
+def test_wan_2_2_is_refused_before_loading(tmp_path: Path, mark: dict[str, Any]) -> None:
+    index = WAN["model_index.json"] | mark
+    folder = _folder(tmp_path, WAN | {"model_index.json": index})
+    message = _check(folder, task="i2v")
+    assert message.startswith("stages.x.model: ")
+    assert "a Wan 2.2 checkpoint" in message
 
-    assert {(k, f.name, f.task) for k, f in FAMILIES.items()} == {
-        (k, f.name, str(f.task)) for k, f in ADAPTERS.items()
-    }
+
+def test_wan_2_1_keys_are_not_wan_2_2(tmp_path: Path) -> None:
+    absent = {"expand_timesteps": False, "boundary_ratio": None, "transformer_2": [None, None]}
+    index = WAN["model_index.json"] | absent
+    folder = _folder(tmp_path, WAN | {"model_index.json": index})
+    assert check_model_folder(folder, "k", StageConfig(task="i2v")).name == "wan"
+
+
+def test_each_family_builds_its_cards(tmp_path: Path) -> None:
+    from workflow_rl.models import build_card
+    from workflow_rl.request import TaskType
+
+    for pipeline, family in FAMILIES.items():
+        folder = _folder(tmp_path / family.name, {"model_index.json": {"_class_name": pipeline}})
+        card = build_card(folder, TaskType(family.task))
+        assert (card.family, card.task) == (family.name, family.task)

@@ -97,3 +97,24 @@ def test_missing_weights_are_one_line(tmp_path: Path) -> None:
     next((folder / "transformer").glob("*.safetensors")).unlink()
     with pytest.raises(UserError, match="cannot load"):
         load_card(build_flux_t2i_card(folder))
+
+
+def test_a_negative_prompt_that_would_be_ignored_is_refused(instance: ModelInstance) -> None:
+    embedded = instance.component("transformer").config.guidance_embeds
+    message = "its guidance is embedded" if embedded else "set guidance_scale > 1"
+    request = make_request("t2i", PROMPTS[0], negative_prompt="blurry")
+    with pytest.raises(UserError, match=message):
+        instance.adapter.resolve(request)
+    if not embedded:
+        guided = make_request("t2i", PROMPTS[0], negative_prompt="blurry", guidance_scale=2.0)
+        assert instance.adapter.resolve(guided).guidance_scale == 2.0
+
+
+def test_too_many_text_tokens_are_refused(instance: ModelInstance) -> None:
+    with pytest.raises(UserError, match="max_sequence_length is 513; give 1 to 512"):
+        instance.adapter.resolve(make_request("t2i", PROMPTS[0], max_sequence_length=513))
+
+
+def test_a_relative_folder_has_a_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert build_flux_t2i_card(".").model_id == folder.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,42 @@ def test_what_the_model_cannot_make_is_refused(
 def test_an_image_is_needed() -> None:
     with pytest.raises(UserError, match="needs an image"):
         make_request("i2v", PROMPT)
+
+
+def test_images_of_two_sizes_in_one_batch_are_refused(instance: ModelInstance) -> None:
+    image = _images(1)[0]
+    options = {"num_frames": FRAMES, "height": 32, "width": 32}
+    requests = [
+        make_request("i2v", PROMPT, image=each, **options) for each in (image, image[:, :16])
+    ]
+    with pytest.raises(UserError, match="images of one batch differ in size"):
+        rollout_loop(instance, "denoise", requests)
+
+
+def test_a_negative_prompt_that_would_be_ignored_is_refused(instance: ModelInstance) -> None:
+    request = make_request("i2v", PROMPT, image=_images(1)[0], negative_prompt="blurry")
+    with pytest.raises(UserError, match="set guidance_scale > 1"):
+        instance.adapter.resolve(request)
+
+
+def test_another_scheduler_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def build(scheduler: str) -> list[str]:
+        caplog.clear()
+        index = {
+            "_class_name": "WanImageToVideoPipeline",
+            "scheduler": ["diffusers", scheduler],
+        }
+        (tmp_path / "model_index.json").write_text(json.dumps(index))
+        build_wan_i2v_card(tmp_path)
+        return [record.getMessage() for record in caplog.records]
+
+    assert build("FlowMatchEulerDiscreteScheduler") == []
+    (message,) = build("UniPCMultistepScheduler")
+    assert "UniPCMultistepScheduler; it is served with Euler steps" in message
+
+
+def test_wan_2_2_is_refused_by_its_card(tmp_path: Path) -> None:
+    index = {"_class_name": "WanImageToVideoPipeline", "boundary_ratio": 0.9}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"a Wan 2\.2 checkpoint"):
+        build_wan_i2v_card(tmp_path)

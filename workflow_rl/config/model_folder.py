@@ -1,27 +1,12 @@
 """What a diffusers folder says about itself in JSON, read without PyTorch."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workflow_rl.config.families import FAMILIES, Family
 from workflow_rl.config.stage import StageConfig
 from workflow_rl.errors import UserError
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family of models that a stage can use: its pipeline class and what it does."""
-
-    name: str
-    task: str
-
-
-FAMILIES: dict[str, Family] = {
-    "FluxPipeline": Family("flux", "t2i"),
-    "WanImageToVideoPipeline": Family("wan", "i2v"),
-}
-"""Pipeline class in ``model_index.json`` → family."""
 
 
 def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
@@ -39,8 +24,8 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
     Raises
     ------
     UserError
-        If the folder is missing, is not a diffusers folder, is of a family that is not supported
-        or of another task, or if the model can't make the size or number of frames.
+        If the folder is missing, is not a diffusers folder, is of a family or variant that is not
+        supported or of another task, or if the model can't make the size or number of frames.
     """
     if not folder.is_dir():
         raise UserError(f"{key}: no folder {folder}; give the path of a diffusers folder")
@@ -49,7 +34,8 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
             f"{key}: {folder} has no model_index.json, so it is not a diffusers folder; "
             "give the folder that save_pretrained wrote"
         )
-    pipeline = _read_json(folder / "model_index.json", key).get("_class_name")
+    index = _read_json(folder / "model_index.json", key)
+    pipeline = index.get("_class_name")
     family = FAMILIES.get(str(pipeline))
     if family is None:
         raise UserError(
@@ -61,38 +47,29 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
             f"{key}: {folder} holds a {pipeline}, an {family.task} model, but the stage's task is "
             f"{stage.task}; put it in an {family.task} stage"
         )
+    refusal = family.refusal(index)
+    if refusal is not None:
+        raise UserError(f"{key}: {folder} is {refusal}")
     _check_size(folder, key, family, stage)
     return family
 
 
 def _check_size(folder: Path, key: str, family: Family, stage: StageConfig) -> None:
-    vae = _read_json(folder / "vae" / "config.json", key)
+    grid = family.grid(lambda path: _read_json(folder / path, key))
     where = key.removesuffix(".model")
-    if family.name == "flux":
-        # FluxPipeline: the VAE's factor, and 2x2 latents to a token.
-        height_step = width_step = 2 * 2 ** (len(vae["block_out_channels"]) - 1)
-        frame_step = 1
-    else:
-        # WanImageToVideoPipeline: the VAE's factors, and the transformer's patch.
-        _, patch_height, patch_width = _read_json(folder / "transformer" / "config.json", key)[
-            "patch_size"
-        ]
-        height_step = int(vae.get("scale_factor_spatial", 8)) * patch_height
-        width_step = int(vae.get("scale_factor_spatial", 8)) * patch_width
-        frame_step = int(vae.get("scale_factor_temporal", 4))
     for name, value, step in (
-        ("height", stage.height, height_step),
-        ("width", stage.width, width_step),
+        ("height", stage.height, grid.height),
+        ("width", stage.width, grid.width),
     ):
         if value is not None and value % step:
             raise UserError(
                 f"{where}.{name} is {value}, but this model makes multiples of {step}; "
                 f"use {_nearest(value, step)}"
             )
-    if stage.num_frames is not None and (stage.num_frames - 1) % frame_step:
+    if stage.num_frames is not None and (stage.num_frames - 1) % grid.frames:
         raise UserError(
-            f"{where}.num_frames is {stage.num_frames}, but this model makes {frame_step}·n + 1 "
-            f"frames; use {_nearest(stage.num_frames - 1, frame_step) + 1}"
+            f"{where}.num_frames is {stage.num_frames}, but this model makes {grid.frames}·n + 1 "
+            f"frames; use {_nearest(stage.num_frames - 1, grid.frames) + 1}"
         )
 
 

@@ -158,9 +158,36 @@ def collate(rows: Sequence[Conditioning]) -> dict[str, torch.Tensor]:
 
 
 def sequence_length(tokenizer: Any, params: DiffusionParams) -> int:
-    """Return the number of text tokens: the request's, else the tokenizer's, at most 512."""
+    """Return the number of text tokens: the request's, else the tokenizer's, at most 512.
+
+    Raises
+    ------
+    UserError
+        If the request asks for more, or for none.
+    """
     asked = params.max_sequence_length
-    return min(MAX_SEQUENCE_LENGTH, asked or tokenizer.model_max_length)
+    if asked is None:
+        return min(MAX_SEQUENCE_LENGTH, int(tokenizer.model_max_length))
+    if not 1 <= asked <= MAX_SEQUENCE_LENGTH:
+        raise UserError(
+            f"max_sequence_length is {asked}; give 1 to {MAX_SEQUENCE_LENGTH} text tokens"
+        )
+    return asked
+
+
+def check_negative_prompt(card: ModelCard, request: Request, mode: GuidanceMode) -> None:
+    """Raise a UserError if the request has a negative prompt that ``mode`` would ignore."""
+    if not request.negative_prompt or mode is GuidanceMode.CFG:
+        return
+    if mode is GuidanceMode.EMBEDDED:
+        raise UserError(
+            f"{card.model_id} takes no negative_prompt: its guidance is embedded (distilled); "
+            "leave it out, or use a checkpoint without guidance_embeds and guidance_scale > 1"
+        )
+    raise UserError(
+        f"{card.model_id} would ignore negative_prompt without classifier-free guidance; "
+        "set guidance_scale > 1 or leave negative_prompt out"
+    )
 
 
 def check_multiple(card: ModelCard, params: DiffusionParams, multiple: int) -> None:

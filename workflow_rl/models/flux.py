@@ -21,6 +21,7 @@ from workflow_rl.models.common import (
     ScheduleSpec,
     cached_text_encode,
     check_multiple,
+    check_negative_prompt,
     freeze,
     guided_velocity,
     sequence_length,
@@ -65,6 +66,7 @@ class FluxAdapter:
             )
         )
         check_multiple(self.card, params, self.pipeline.vae_scale_factor * 2)
+        check_negative_prompt(self.card, request, self.guidance_mode(params))
         return params
 
     def guidance_mode(self, params: DiffusionParams) -> GuidanceMode:
@@ -188,7 +190,7 @@ def build_flux_t2i_card(path: str | Path | None = None) -> ModelCard:
         path, defaults = TINY_FLUX_T2I.folder, TINY_FLUX_T2I.defaults
     index = read_checked_index(path, "FluxPipeline")
     return ModelCard(
-        model_id=Path(path).name,
+        model_id=Path(path).resolve().name,
         family="flux",
         task=TaskType.T2I,
         source=Path(path),

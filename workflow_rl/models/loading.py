@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +14,41 @@ from safetensors import SafetensorError
 from torch import nn
 
 from workflow_rl.card import ModelCard, read_model_index
+from workflow_rl.config.families import FAMILIES
 from workflow_rl.errors import UserError
 
+logger = logging.getLogger(__name__)
+
+EULER = "FlowMatchEulerDiscreteScheduler"
 MAX_NAMES = 3
 """Missing tensors that a message names."""
 
 
 def read_checked_index(path: str | Path, pipeline_class: str) -> dict[str, Any]:
-    """Return a folder's ``model_index.json``; raise a UserError unless it is ``pipeline_class``."""
+    """Return a folder's ``model_index.json``, if it is a ``pipeline_class`` that is supported.
+
+    Warns of a scheduler other than flow-match Euler: its sigmas are used, its solver is not.
+
+    Raises
+    ------
+    UserError
+        If the folder holds another pipeline, or a variant of it that is not supported.
+    """
     index = read_model_index(path)
     found = index.get("_class_name")
     if found != pipeline_class:
         raise UserError(f"{path} holds a {found}; expected a {pipeline_class} folder")
+    refusal = FAMILIES[pipeline_class].refusal(index)
+    if refusal is not None:
+        raise UserError(f"{path} is {refusal}")
+    scheduler = index.get("scheduler")
+    if isinstance(scheduler, list) and scheduler[-1] != EULER:
+        logger.warning(
+            "%s declares the scheduler %s; it is served with Euler steps over the same sigmas, as "
+            "training samples it",
+            path,
+            scheduler[-1],
+        )
     return index
 
 
@@ -48,9 +72,7 @@ def load_pipeline(
             pipeline = pipeline_class.from_pretrained(card.source, **modules, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(
-            f"cannot load {card.source}: {reason}; download the model again"
-        ) from error
+        raise UserError(f"cannot load {card.source}: {reason}; download the model again") from error
     return pipeline.to(device)
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import nn
 
 from workflow_rl.card import ModelCard, indexed_components
+from workflow_rl.config.families import WAN_MIN_MULTIPLE
 from workflow_rl.enums import GuidanceMode, MediaKind
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance
@@ -23,6 +24,7 @@ from workflow_rl.models.common import (
     ScheduleSpec,
     cached_text_encode,
     check_multiple,
+    check_negative_prompt,
     freeze,
     guided_velocity,
     sequence_length,
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from diffusers import WanImageToVideoPipeline
 
 DEFAULT_NUM_FRAMES = 81
-MIN_MULTIPLE = 16
-"""The stock pipeline refuses sizes that are not multiples of this many pixels."""
 
 
 class WanAdapter:
@@ -48,11 +48,6 @@ class WanAdapter:
     media_kind = MediaKind.VIDEO
 
     def __init__(self, card: ModelCard, pipeline: WanImageToVideoPipeline) -> None:
-        if pipeline.config.expand_timesteps or pipeline.config.boundary_ratio is not None:
-            raise UserError(
-                f"{card.source} is a Wan 2.2 checkpoint (expand_timesteps or two experts), "
-                "which is not supported; use a Wan 2.1 I2V folder"
-            )
         self.card = card
         self.pipeline = pipeline
         self.modules: dict[str, Any] = pipeline_modules(pipeline)
@@ -76,13 +71,15 @@ class WanAdapter:
         )
         patch = self.modules["transformer"].config.patch_size[1]
         spatial = self.pipeline.vae_scale_factor_spatial * patch
-        check_multiple(self.card, params, max(MIN_MULTIPLE, spatial))
+        check_multiple(self.card, params, max(WAN_MIN_MULTIPLE, spatial))
         temporal = self.pipeline.vae_scale_factor_temporal
-        if params.num_frames is None or params.num_frames < 1 or params.num_frames % temporal != 1:
+        frames = params.num_frames
+        if frames is None or frames < 1 or (frames - 1) % temporal:
             raise UserError(
                 f"{self.card.model_id} cannot make {params.num_frames} frames: "
                 f"give a multiple of {temporal} plus 1"
             )
+        check_negative_prompt(self.card, request, self.guidance_mode(params))
         return params
 
     def guidance_mode(self, params: DiffusionParams) -> GuidanceMode:
@@ -121,6 +118,12 @@ class WanAdapter:
     ) -> dict[int, dict[str, torch.Tensor]]:
         """Encode each distinct image object once; keys are ids of the image tensors."""
         distinct = {id(r.image_CHW): r.image_CHW for r in requests if r.image_CHW is not None}
+        sizes = sorted({tuple(image.shape[-2:]) for image in distinct.values()})
+        if len(sizes) > 1:
+            raise UserError(
+                f"the images of one batch differ in size ({sizes}); resize them to one size, or "
+                "run them apart"
+            )
         images_BCHW = torch.stack(list(distinct.values()))
         rows: list[dict[str, torch.Tensor]] = [
             {"condition": condition}
@@ -246,7 +249,7 @@ def build_wan_i2v_card(path: str | Path | None = None) -> ModelCard:
         path, defaults = TINY_WAN_I2V.folder, TINY_WAN_I2V.defaults
     index = read_checked_index(path, "WanImageToVideoPipeline")
     return ModelCard(
-        model_id=Path(path).name,
+        model_id=Path(path).resolve().name,
         family="wan",
         task=TaskType.I2V,
         source=Path(path),

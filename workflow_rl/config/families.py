@@ -1,0 +1,93 @@
+"""The model families, each registered once: what tells a folder's family, and what it can make.
+
+Light: reading a folder's JSON needs neither PyTorch nor diffusers. A new family is one entry here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ReadJSON = Callable[[str], Mapping[str, Any]]
+"""Returns a JSON file of the folder, by its path in there."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a model can make: multiples of ``height`` and ``width`` px, ``frames`` n + 1 frames."""
+
+    height: int
+    width: int
+    frames: int = 1
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family.
+
+    Parameters
+    ----------
+    name
+        Name of the family.
+    task
+        What its models do: ``t2i`` or ``i2v``.
+    card_builder
+        ``module:function`` that describes a folder as a card.
+    grid
+        Reads which sizes and frame counts a folder's model can make.
+    refusal
+        Says what in ``model_index.json`` is not supported, with the mend; None: nothing.
+    """
+
+    name: str
+    task: str
+    card_builder: str
+    grid: Callable[[ReadJSON], Grid]
+    refusal: Callable[[Mapping[str, Any]], str | None] = lambda index: None
+
+
+WAN_MIN_MULTIPLE = 16
+"""``WanImageToVideoPipeline`` refuses sizes that are not multiples of this many pixels."""
+
+
+def _flux_grid(read: ReadJSON) -> Grid:
+    """``FluxPipeline``: the VAE's factor, and 2x2 latents to a token."""
+    step = 2 * 2 ** (len(read("vae/config.json")["block_out_channels"]) - 1)
+    return Grid(step, step)
+
+
+def _wan_grid(read: ReadJSON) -> Grid:
+    """``WanImageToVideoPipeline``: the VAE's factors, the transformer's patch, and its minimum."""
+    vae = read("vae/config.json")
+    spatial = int(vae.get("scale_factor_spatial", 8))
+    _, patch_height, patch_width = read("transformer/config.json")["patch_size"]
+    return Grid(
+        height=max(WAN_MIN_MULTIPLE, spatial * patch_height),
+        width=max(WAN_MIN_MULTIPLE, spatial * patch_width),
+        frames=int(vae.get("scale_factor_temporal", 4)),
+    )
+
+
+def _wan_refusal(index: Mapping[str, Any]) -> str | None:
+    second = index.get("transformer_2")
+    two_experts = isinstance(second, list) and second[0] is not None
+    if index.get("expand_timesteps") or index.get("boundary_ratio") is not None or two_experts:
+        return (
+            "a Wan 2.2 checkpoint (expand_timesteps or two experts), which is not supported; "
+            "use a Wan 2.1 I2V folder"
+        )
+    return None
+
+
+FAMILIES: Mapping[str, Family] = {
+    "FluxPipeline": Family(
+        "flux", "t2i", "workflow_rl.models.flux:build_flux_t2i_card", grid=_flux_grid
+    ),
+    "WanImageToVideoPipeline": Family(
+        "wan",
+        "i2v",
+        "workflow_rl.models.wan:build_wan_i2v_card",
+        grid=_wan_grid,
+        refusal=_wan_refusal,
+    ),
+}
+"""Families by the pipeline class that ``model_index.json`` names."""
