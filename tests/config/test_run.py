@@ -14,6 +14,7 @@ from tests.config.conftest import LoadWith
 from workflow_rl.config import RunConfig, load_config
 from workflow_rl.config.messages import _model_in
 from workflow_rl.config.stage import SDEConfig, StageConfig
+from workflow_rl.errors import UserError
 
 
 def _models(model: type[BaseModel]) -> set[type[BaseModel]]:
@@ -42,7 +43,10 @@ def test_every_key_is_described() -> None:
 
 def test_yaml_round_trip(load_with: LoadWith, tmp_path: Path) -> None:
     config = load_with(
-        "workflow='1e-4'", "stages.t2i.negative_prompt='on'", "stages.i2v.kernel='~'"
+        "workflow='1e-4'",
+        "stages.t2i.negative_prompt='on'",
+        "stages.t2i.guidance_scale=2",
+        "stages.i2v.kernel='~'",
     )
     path = tmp_path / "dumped.yaml"
     path.write_text(config.dump_yaml(), encoding="utf-8")
@@ -113,3 +117,16 @@ def test_reward_keys_are_those_of_the_registry() -> None:
     from workflow_rl.rewards.registry import RewardSpec
 
     assert set(RewardConfig.model_fields) == {f.name for f in dataclasses.fields(RewardSpec)}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stages={clip: {task: i2v}}", "stage 'clip' starts from an image; put a t2i stage before"),
+        ("stages.i2v.negative_prompt=blurry", "set guidance_scale > 1"),
+        ("stages.i2v.max_sequence_length=513", "less than or equal to 512"),
+    ],
+)
+def test_what_would_fail_later_is_refused(load_with: LoadWith, override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_with(override)

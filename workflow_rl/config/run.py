@@ -164,6 +164,8 @@ class RunConfig(ConfigModel):
                 raise ValueError(
                     f"stage name {name!r} is not usable; use lower-case letters, digits and _"
                 )
+            if position == 0 and stage.task == "i2v":
+                raise ValueError(f"stage '{name}' starts from an image; put a t2i stage before it")
             if position > 0 and stage.task == "t2i":
                 before = list(self.stages)[position - 1]
                 raise ValueError(

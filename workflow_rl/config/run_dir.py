@@ -1,7 +1,8 @@
 """The run directory: who may write into it, and which configuration it belongs to.
 
 A run directory holds ``config.yaml`` (the whole configuration, overrides applied), ``run.json``
-(its fingerprint and the versions it ran with) and, while a process trains in it, a lock that ends with that process.
+(its fingerprint and the versions it ran with) and, while a process trains in it, a lock that ends
+with that process.
 """
 
 import fcntl

@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from workflow_rl.config.base import ConfigModel
+from workflow_rl.enums import SDEKind
 
 StageTask = Literal["t2i", "i2v"]
 
@@ -20,7 +21,10 @@ class OptimizerConfig(ConfigModel):
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     eps: float = Field(1e-8, gt=0, description="Term in AdamW's denominator.")
     warmup_steps: int = Field(
-        0, ge=0, description="Optimiser steps over which the learning rate rises from 0."
+        0,
+        ge=0,
+        description="Iterations over which the learning rate rises to its peak, from "
+        "lr / warmup_steps in the first.",
     )
     schedule: Literal["constant", "cosine", "linear"] = Field(
         "constant", description="Course of the learning rate after the warm-up."
@@ -65,7 +69,7 @@ class WindowConfig(ConfigModel):
 class SDEConfig(ConfigModel):
     """How noise enters the sampler during rollout."""
 
-    kind: Literal["flow_sde", "cps", "dance_sde", "ode"] = Field(
+    kind: SDEKind = Field(
         "flow_sde", description="Law of a stochastic step; `ode` has no noise and cannot train."
     )
     noise_scale: float = Field(
@@ -103,15 +107,26 @@ class StageConfig(ConfigModel):
         None, ge=0, description="Guidance; null is the family's neutral value."
     )
     negative_prompt: str | None = Field(
-        None, description="Text to steer away from, where guidance is classifier-free."
+        None,
+        description="Text to steer away from; needs classifier-free guidance, guidance_scale > 1.",
     )
-    height: int | None = Field(None, ge=1, description="Pixels; null is the checkpoint's size.")
-    width: int | None = Field(None, ge=1, description="Pixels; null is the checkpoint's size.")
+    height: int | None = Field(
+        None,
+        ge=1,
+        description="Pixels; null is the checkpoint's size (t2i), the conditioning image's (i2v).",
+    )
+    width: int | None = Field(
+        None,
+        ge=1,
+        description="Pixels; null is the checkpoint's size (t2i), the conditioning image's (i2v).",
+    )
     num_frames: int | None = Field(
-        None, ge=1, description="Frames of a video; null is the checkpoint's. Not for t2i."
+        None,
+        ge=1,
+        description="Frames of a video; null is 81, 9 for the embedded model. Not for t2i.",
     )
     max_sequence_length: int | None = Field(
-        None, ge=1, description="Text tokens; null is the tokenizer's limit."
+        None, ge=1, le=512, description="Text tokens; null is the tokenizer's limit, at most 512."
     )
     freeze: bool = Field(False, description="Keep this stage's weights; it still samples.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="This stage's optimiser.")
@@ -120,7 +135,10 @@ class StageConfig(ConfigModel):
         1e-3, gt=0, lt=1, description="PPO clips the ratio of each step to 1 ± this."
     )
     kl_weight: float = Field(
-        0.01, ge=0, description="Weight β of the KL to the frozen reference, through step means."
+        0.01,
+        ge=0,
+        description="Weight β of the KL to the frozen reference, through step means; "
+        "step_weighting weighs the KL of a step as it does the log-ratio.",
     )
     sde: SDEConfig = Field(SDEConfig(), description="The stochastic steps of rollout.")
     step_weighting: Literal["gaussian", "cps", "guard"] = Field(
@@ -156,6 +174,11 @@ class StageConfig(ConfigModel):
             )
         if (self.height is None) != (self.width is None):
             raise ValueError("give height and width together, or neither")
+        if self.negative_prompt and (self.guidance_scale is None or self.guidance_scale <= 1):
+            raise ValueError(
+                f"negative_prompt is given, but guidance_scale is {self.guidance_scale}, which "
+                "uses none; set guidance_scale > 1 or leave negative_prompt out"
+            )
         return self
 
     @model_validator(mode="after")
