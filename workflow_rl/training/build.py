@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from workflow_rl.card import ModelCard
 from workflow_rl.config import RunConfig, StageConfig
+from workflow_rl.errors import UserError
 from workflow_rl.instance import load_card
 from workflow_rl.loop.window import SDEWindow
 from workflow_rl.models import build_card
@@ -16,38 +16,54 @@ from workflow_rl.request import DiffusionParams, TaskType
 from workflow_rl.rewards.registry import build_rewards
 from workflow_rl.training.methods.chain import ChainRLMethod, ChainSettings
 from workflow_rl.training.policy import OptimizerSettings, StagePolicy, StageSettings
-from workflow_rl.workflow import StagePlan, Workflow, WorkflowStage
-from workflow_rl.workflow.workflow import check_stage_card, check_threading
+from workflow_rl.workflow import Catalog, StagePlan, Workflow, WorkflowStage
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def choose_device(asked: str | None) -> torch.device:
-    """Return the device that the configuration names; None: CUDA where there is one."""
-    if asked is not None:
-        return torch.device(asked)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """Return the device that the configuration names; None: CUDA where there is one.
+
+    Raises
+    ------
+    UserError
+        If torch cannot put a tensor there.
+    """
+    if asked is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=asked).device
+    except (RuntimeError, AssertionError):  # an unknown name, an absent device, no support for it
+        raise UserError(
+            f"training.device is {asked!r}, which this machine lacks; use cpu or null"
+        ) from None
 
 
 def workflow_of(workflow_id: str, stages: Mapping[str, StageConfig]) -> Workflow:
-    """Return the declared chain; raise a UserError if it cannot be threaded."""
-    workflow = Workflow(
+    """Return the declared chain; :func:`stage_cards` checks it."""
+    return Workflow(
         workflow_id,
         tuple(WorkflowStage(name, TaskType(stage.task)) for name, stage in stages.items()),
     )
-    check_threading(workflow)
-    return workflow
 
 
 def stage_cards(workflow: Workflow, stages: Mapping[str, StageConfig]) -> dict[str, ModelCard]:
-    """Return each stage's card, checked against the stage's task."""
-    cards = {}
+    """Return each stage's card, after registering the cards and the chain in a catalog.
+
+    Raises
+    ------
+    UserError
+        If the chain cannot be threaded, a card does another task than its stage, or an id is taken.
+    """
+    catalog = Catalog()
+    models = {}
     for stage in workflow.stages:
-        model: Path | None = stages[stage.name].model
-        card = build_card(model, stage.task)
-        check_stage_card(workflow, stage, card)
-        cards[stage.name] = card
-    return cards
+        card = build_card(stages[stage.name].model, stage.task)
+        # Two stages may use one model, or two folders of one name.
+        models[stage.name] = f"{stage.name}:{card.model_id}"
+        catalog.register_model(card, models[stage.name])
+    catalog.register_workflow(workflow, models)
+    return dict(catalog.cards_of(workflow.workflow_id))
 
 
 def stage_plan(stage: StageConfig) -> StagePlan:

@@ -63,10 +63,11 @@ class Catalog:
         """Every servable id."""
         return (*self._cards, *self._workflows)
 
-    def register_model(self, card: ModelCard) -> None:
-        """Make ``card`` servable under its ``model_id``; raise a UserError if the id is taken."""
-        self._check_free(card.model_id)
-        self._cards[card.model_id] = card
+    def register_model(self, card: ModelCard, model_id: str | None = None) -> None:
+        """Make ``card`` servable under ``model_id`` (None: its own); raise a UserError if taken."""
+        model_id = card.model_id if model_id is None else model_id
+        self._check_free(model_id)
+        self._cards[model_id] = card
 
     def register_workflow(self, workflow: Workflow, models: Mapping[str, str]) -> None:
         """Make ``workflow`` servable under its id.
