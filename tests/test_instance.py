@@ -133,3 +133,10 @@ def test_model_index_errors(tmp_path: Path) -> None:
 def test_absent_components_are_not_listed() -> None:
     index = {"_class_name": "P", "vae": ["diffusers", "VAE"], "image_encoder": [None, None]}
     assert indexed_components(index) == ("vae",)
+
+
+def test_a_component_that_is_no_module_says_so() -> None:
+    with pytest.raises(UserError, match=r"'transformer' of model is not a module; .*text_encoder"):
+        _instance().component("transformer")
+    with pytest.raises(UserError, match="no component 'unet'"):
+        _instance().component("unet")

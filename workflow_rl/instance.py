@@ -100,9 +100,22 @@ class ModelInstance:
         self._versions = dict.fromkeys(card.components, 0)
 
     def component(self, name: str) -> nn.Module:
-        """Return the resident component ``name``."""
+        """Return the resident module ``name``.
+
+        Raises
+        ------
+        UserError
+            If the card has no such component, or it is not a module (a scheduler, a tokenizer).
+        """
         self._check(name)
-        return self.adapter.modules[name]
+        modules = self.adapter.modules
+        if name not in modules:
+            raise UserError(
+                f"component {name!r} of {self.card.model_id} is not a module; "
+                f"the modules are {sorted(modules)}"
+            )
+        module: nn.Module = modules[name]
+        return module
 
     def version_of(self, name: str) -> int:
         """Return the weights version of component ``name``; 0 is what the checkpoint holds."""

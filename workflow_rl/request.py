@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from workflow_rl.enums import SDEKind
 from workflow_rl.errors import UserError
 
 
@@ -85,12 +86,21 @@ class DiffusionParams:
     kernel: str | None = None
 
     def __post_init__(self) -> None:
+        if self.sde_kind not in get_args(SDEKind):
+            raise UserError(
+                f"sde_kind is {self.sde_kind!r}; use one of {', '.join(get_args(SDEKind))}"
+            )
         if self.num_inference_steps < 1:
             raise UserError(
                 f"num_inference_steps is {self.num_inference_steps}; it must be at least 1"
             )
         last = self.num_inference_steps - 1
         outside = [s for s in self.sde_steps if not 0 <= s < last]
+        if outside and last == 0:
+            raise UserError(
+                f"sde_steps is {list(self.sde_steps)}, but with 1 step none can be stochastic "
+                "(the last step is deterministic); raise num_inference_steps or leave it empty"
+            )
         if outside:
             raise UserError(
                 f"sde_steps {outside} cannot be stochastic with {self.num_inference_steps} steps: "
@@ -162,7 +172,12 @@ def make_request(
     UserError
         If the task and the inputs do not fit.
     """
-    task = TaskType(task)
+    try:
+        task = TaskType(task)
+    except ValueError:
+        raise UserError(
+            f"there is no task {str(task)!r}; use one of {', '.join(TaskType)}"
+        ) from None
     if params is not None and param_fields:
         raise UserError(f"pass params or {sorted(param_fields)}, not both")
     if task is TaskType.I2V and image is None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workflow_rl.errors import UserError
 from workflow_rl.loop.window import SDEWindow
 
 
@@ -34,3 +35,8 @@ def test_fixed_stays_and_sliding_moves_and_wraps() -> None:
 def test_random_visits_every_position(seed: int) -> None:
     window = SDEWindow("random", size=2)
     assert {window.steps(6, i, seed)[0] for i in range(100)} == {0, 1, 2, 3}
+
+
+def test_an_unknown_mode_is_refused_when_named() -> None:
+    with pytest.raises(UserError, match="mode is 'slide'; use one of all, fixed, random, sliding"):
+        SDEWindow("slide", size=2)

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from workflow_rl.errors import UserError
+
 
 @dataclass(frozen=True)
 class SDEWindow:
@@ -21,6 +23,12 @@ class SDEWindow:
     size: int | None = None
     stride: int = 1
     every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mode not in WINDOW_STARTS:
+            raise UserError(
+                f"the window's mode is {self.mode!r}; use one of {', '.join(WINDOW_STARTS)}"
+            )
 
     def steps(self, num_steps: int, iteration: int, seed: int) -> tuple[int, ...]:
         """Return the stochastic steps of an iteration; a pure function, so resume is exact."""
