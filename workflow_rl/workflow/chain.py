@@ -109,23 +109,16 @@ def run_chain(
     images = None if first_frames is None else list(first_frames)
     for stage in workflow.stages:
         plan = plans[stage.name]
-        if stage.task in TAKES_IMAGE and images is None:
+        takes_image = stage.task in TAKES_IMAGE
+        if takes_image and images is None:
             raise UserError(f"stage {stage.name!r} starts from an image; give first frames")
         parents = [row for row in range(len(ids)) for _ in range(plan.samples)]
         ids = [ids[row].child(i % plan.samples) for i, row in enumerate(parents)]
         texts = [texts[row] for row in parents]
-        requests = [
-            make_request(
-                stage.task,
-                text.text_for(stage.name),
-                sample=sample,
-                params=plan.params,
-                negative_prompt=plan.negative_prompt,
-                image=images[row] if images is not None and stage.task in TAKES_IMAGE else None,
-                stage=stage.name,
-            )
-            for sample, text, row in zip(ids, texts, parents, strict=True)
-        ]
+        conditions = (
+            [images[row] for row in parents] if images is not None and takes_image else None
+        )
+        requests = _stage_requests(stage, plan, ids, texts, conditions)
         instance = instances[stage.name]
         media, record = run_requests(
             instance,
@@ -139,3 +132,25 @@ def run_chain(
         outputs.append(StageOutput(stage, kind, tuple(requests), tuple(parents), media, record))
         images = [conditioning_image(sample, kind) for sample in media]
     return outputs
+
+
+def _stage_requests(
+    stage: WorkflowStage,
+    plan: StagePlan,
+    ids: Sequence[SampleId],
+    texts: Sequence[PromptRecord],
+    images: Sequence[torch.Tensor] | None,
+) -> list[Request]:
+    """Return one request per sample: its own text for the stage, and its parent's image object."""
+    return [
+        make_request(
+            stage.task,
+            text.text_for(stage.name),
+            sample=sample,
+            params=plan.params,
+            negative_prompt=plan.negative_prompt,
+            image=None if images is None else images[row],
+            stage=stage.name,
+        )
+        for row, (sample, text) in enumerate(zip(ids, texts, strict=True))
+    ]
