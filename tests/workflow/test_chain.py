@@ -1,0 +1,131 @@
+"""A chain grows a tree: its order, its identities, and what passes from stage to stage."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from tests.fake_models import fake_instance
+from workflow_rl.config import PromptRecord
+from workflow_rl.enums import ExecutionProfile
+from workflow_rl.errors import UserError
+from workflow_rl.request import DiffusionParams, SampleId, TaskType
+from workflow_rl.runtime.driver import OnProgress, ProgressEvent
+from workflow_rl.workflow import StageOutput, StagePlan, Workflow, WorkflowStage, run_chain
+
+PROMPTS = [PromptRecord("a cat"), PromptRecord("a dog")]
+SEEDS = [3, 4]
+SAMPLES = {"t2i": 2, "i2v": 3, "more": 2}
+THREE = Workflow(
+    "three",
+    (
+        WorkflowStage("t2i", TaskType.T2I),
+        WorkflowStage("i2v", TaskType.I2V),
+        WorkflowStage("more", TaskType.I2V),
+    ),
+)
+
+
+def _run(
+    workflow: Workflow = THREE,
+    prompts: list[PromptRecord] = PROMPTS,
+    slots: int = 4,
+    on_progress: OnProgress | None = None,
+    profile: ExecutionProfile = ExecutionProfile.SERVE,
+    draw: int = 0,
+) -> list[StageOutput]:
+    params = DiffusionParams(num_inference_steps=2, sde_steps=(0,))
+    return run_chain(
+        workflow,
+        {stage.name: fake_instance(stage.task, stage.name) for stage in workflow.stages},
+        {s.name: StagePlan(params, SAMPLES[s.name], slots) for s in workflow.stages},
+        prompts,
+        SEEDS[: len(prompts)],
+        profiles={stage.name: profile for stage in workflow.stages},
+        draw=draw,
+        on_progress=None if on_progress is None else lambda stage: on_progress,
+    )
+
+
+def test_sample_p_i_j_is_at_its_row() -> None:
+    t2i, i2v, more = _run()
+    images, videos, last = (SAMPLES[name] for name in ("t2i", "i2v", "more"))
+    assert [len(output.media) for output in (t2i, i2v, more)] == [4, 12, 24]
+    for p, (prompt, seed) in enumerate(zip(PROMPTS, SEEDS, strict=True)):
+        for i in range(images):
+            row = p * images + i
+            assert t2i.requests[row].sample == SampleId(seed, prompt.prompt, (i,))
+            assert t2i.parents[row] == p
+            for j in range(videos):
+                row = (p * images + i) * videos + j
+                assert i2v.requests[row].sample == SampleId(seed, prompt.prompt, (i, j))
+                assert i2v.parents[row] == p * images + i
+                for k in range(last):
+                    leaf = row * last + k
+                    assert more.requests[leaf].sample.path == (i, j, k)
+                    assert more.parents[leaf] == row
+
+
+def test_each_stage_starts_from_what_its_parent_made() -> None:
+    t2i, i2v, more = _run()
+    for request, parent in zip(i2v.requests, i2v.parents, strict=True):
+        assert request.image_CHW is not None
+        assert torch.equal(request.image_CHW, t2i.media[parent])
+    for request, parent in zip(more.requests, more.parents, strict=True):
+        assert request.image_CHW is not None
+        assert torch.equal(request.image_CHW, i2v.media[parent][:, -1])
+    assert all(request.image_CHW is None for request in t2i.requests)
+
+
+def test_siblings_share_one_image_object() -> None:
+    """Else the image is encoded once per video, not once per image."""
+    for output in _run()[1:]:
+        objects: dict[int, set[int]] = {}
+        for request, parent in zip(output.requests, output.parents, strict=True):
+            objects.setdefault(parent, set()).add(id(request.image_CHW))
+        assert all(len(ids) == 1 for ids in objects.values())
+        assert len(set.union(*objects.values())) == len(objects)
+
+
+def test_a_stage_gets_its_own_text_and_the_identity_the_chain_s_prompt() -> None:
+    own = PromptRecord("a fox runs", MappingProxyType({"t2i": "a fox, photo", "more": "go on"}))
+    t2i, i2v, more = _run(prompts=[own])
+    assert {request.prompt for request in t2i.requests} == {"a fox, photo"}
+    assert {request.prompt for request in i2v.requests} == {"a fox runs"}
+    assert {request.prompt for request in more.requests} == {"go on"}
+    for output in (t2i, i2v, more):
+        assert {request.sample.prompt for request in output.requests} == {"a fox runs"}
+        assert {request.stage for request in output.requests} == {output.stage.name}
+
+
+def test_the_tree_does_not_depend_on_the_batches_but_on_the_draw() -> None:
+    one, many, other = _run(slots=1), _run(slots=5), _run(draw=1)
+    for a, b, c in zip(one, many, other, strict=True):
+        assert torch.equal(a.media, b.media)
+        assert not torch.equal(a.media, c.media)
+
+
+def test_only_a_rollout_leaves_records() -> None:
+    assert [output.record for output in _run()] == [None] * 3
+    for output in _run(profile=ExecutionProfile.ROLLOUT):
+        assert output.record is not None
+        assert output.record.samples == tuple(request.sample for request in output.requests)
+
+
+def test_progress_counts_every_step_of_every_batch() -> None:
+    events: list[ProgressEvent] = []
+    _run(slots=4, on_progress=events.append)
+    for stage, samples in (("t2i", 4), ("i2v", 12), ("more", 24)):
+        mine = [event for event in events if event.model_id == stage]
+        assert [event.step for event in mine] == [1, 2] * (samples // 4)
+        assert {(event.num_steps, event.batch_size) for event in mine} == {(2, 4)}
+
+
+def test_what_cannot_be_run_is_refused() -> None:
+    video = Workflow("video", THREE.stages[1:2])
+    with pytest.raises(UserError, match="stage 'i2v' starts from an image; give first frames"):
+        _run(workflow=video)
+    with pytest.raises(UserError, match="there is no prompt"):
+        _run(prompts=[])
