@@ -13,7 +13,7 @@ from workflow_rl.errors import UserError
 
 FLUX = {"model_index.json": {"_class_name": "FluxPipeline"}}
 FLUX_VAE = {"vae/config.json": {"block_out_channels": [8, 16, 32]}}
-WAN = {
+WAN: dict[str, Any] = {
     "model_index.json": {"_class_name": "WanImageToVideoPipeline"},
     "vae/config.json": {"scale_factor_spatial": 4, "scale_factor_temporal": 4},
     "transformer/config.json": {"patch_size": [1, 2, 2]},
@@ -98,7 +98,11 @@ def test_wan_2_2_is_refused_before_loading(tmp_path: Path, mark: dict[str, Any])
 
 
 def test_wan_2_1_keys_are_not_wan_2_2(tmp_path: Path) -> None:
-    absent = {"expand_timesteps": False, "boundary_ratio": None, "transformer_2": [None, None]}
+    absent: dict[str, Any] = {
+        "expand_timesteps": False,
+        "boundary_ratio": None,
+        "transformer_2": [None, None],
+    }
     index = WAN["model_index.json"] | absent
     folder = _folder(tmp_path, WAN | {"model_index.json": index})
     assert check_model_folder(folder, "k", StageConfig(task="i2v")).name == "wan"

@@ -100,7 +100,7 @@ def test_missing_weights_are_one_line(tmp_path: Path) -> None:
 
 
 def test_a_negative_prompt_that_would_be_ignored_is_refused(instance: ModelInstance) -> None:
-    embedded = instance.component("transformer").config.guidance_embeds
+    embedded = instance.adapter.modules["transformer"].config.guidance_embeds
     message = "its guidance is embedded" if embedded else "set guidance_scale > 1"
     request = make_request("t2i", PROMPTS[0], negative_prompt="blurry")
     with pytest.raises(UserError, match=message):

@@ -137,7 +137,7 @@ def test_an_image_is_needed() -> None:
 
 def test_images_of_two_sizes_in_one_batch_are_refused(instance: ModelInstance) -> None:
     image = _images(1)[0]
-    options = {"num_frames": FRAMES, "height": 32, "width": 32}
+    options: dict[str, Any] = {"num_frames": FRAMES, "height": 32, "width": 32}
     requests = [
         make_request("i2v", PROMPT, image=each, **options) for each in (image, image[:, :16])
     ]
