@@ -135,6 +135,15 @@ class Request:
     stage: str = ""
 
 
+def _task_type(name: TaskType | str) -> TaskType:
+    try:
+        return TaskType(name)
+    except ValueError:
+        raise UserError(
+            f"there is no task {str(name)!r}; use one of {', '.join(TaskType)}"
+        ) from None
+
+
 def make_request(
     task: TaskType | str,
     prompt: str,
@@ -172,12 +181,7 @@ def make_request(
     UserError
         If the task and the inputs do not fit.
     """
-    try:
-        task = TaskType(task)
-    except ValueError:
-        raise UserError(
-            f"there is no task {str(task)!r}; use one of {', '.join(TaskType)}"
-        ) from None
+    task = _task_type(task)
     if params is not None and param_fields:
         raise UserError(f"pass params or {sorted(param_fields)}, not both")
     if task is TaskType.I2V and image is None:

@@ -99,25 +99,17 @@ def run_chain(
     list of StageOutput
         One per stage; sample (p, i, j) is at row ``(p * K + i) * M + j`` of the second.
     """
-    if len(prompts) != len(seeds):
-        raise UserError(f"{len(prompts)} prompts but {len(seeds)} seeds; give one seed per prompt")
-    if not prompts:
-        raise UserError("there is no prompt; give at least one")
+    _check_prompts(prompts, seeds)
     outputs: list[StageOutput] = []
     ids = [SampleId(s, p.prompt, (), draw) for p, s in zip(prompts, seeds, strict=True)]
     texts: list[PromptRecord] = list(prompts)
     images = None if first_frames is None else list(first_frames)
     for stage in workflow.stages:
         plan = plans[stage.name]
-        takes_image = stage.task in TAKES_IMAGE
-        if takes_image and images is None:
-            raise UserError(f"stage {stage.name!r} starts from an image; give first frames")
         parents = [row for row in range(len(ids)) for _ in range(plan.samples)]
         ids = [ids[row].child(i % plan.samples) for i, row in enumerate(parents)]
         texts = [texts[row] for row in parents]
-        conditions = (
-            [images[row] for row in parents] if images is not None and takes_image else None
-        )
+        conditions = _conditioning_images(stage, images, parents)
         requests = _stage_requests(stage, plan, ids, texts, conditions)
         instance = instances[stage.name]
         media, record = run_requests(
@@ -134,14 +126,32 @@ def run_chain(
     return outputs
 
 
+def _check_prompts(prompts: Sequence[PromptRecord], seeds: Sequence[int]) -> None:
+    if len(prompts) != len(seeds):
+        raise UserError(f"{len(prompts)} prompts but {len(seeds)} seeds; give one seed per prompt")
+    if not prompts:
+        raise UserError("there is no prompt; give at least one")
+
+
+def _conditioning_images(
+    stage: WorkflowStage, images: Sequence[torch.Tensor] | None, parents: Sequence[int]
+) -> list[torch.Tensor] | list[None]:
+    """Return each sample's conditioning image, its parent's very object; None for t2i."""
+    if stage.task not in TAKES_IMAGE:
+        return [None] * len(parents)
+    if images is None:
+        raise UserError(f"stage {stage.name!r} starts from an image; give first frames")
+    return [images[row] for row in parents]
+
+
 def _stage_requests(
     stage: WorkflowStage,
     plan: StagePlan,
     ids: Sequence[SampleId],
     texts: Sequence[PromptRecord],
-    images: Sequence[torch.Tensor] | None,
+    images: Sequence[torch.Tensor | None],
 ) -> list[Request]:
-    """Return one request per sample: its own text for the stage, and its parent's image object."""
+    """Return one request per sample, with its own text for the stage."""
     return [
         make_request(
             stage.task,
@@ -149,8 +159,8 @@ def _stage_requests(
             sample=sample,
             params=plan.params,
             negative_prompt=plan.negative_prompt,
-            image=None if images is None else images[row],
+            image=image,
             stage=stage.name,
         )
-        for row, (sample, text) in enumerate(zip(ids, texts, strict=True))
+        for sample, text, image in zip(ids, texts, images, strict=True)
     ]
