@@ -11,6 +11,7 @@ import torch
 
 from workflow_rl.config import PromptRecord
 from workflow_rl.enums import ExecutionProfile
+from workflow_rl.evaluation.finite import fail_not_finite
 from workflow_rl.instance import ModelInstance
 from workflow_rl.rewards.base import RewardBatch
 from workflow_rl.rewards.composite import CompositeReward, StageMedia, TreeScores
@@ -69,6 +70,11 @@ def stage_media(outputs: Sequence[StageOutput]) -> dict[str, StageMedia]:
     }
 
 
+def score_chain(reward: CompositeReward, outputs: Sequence[StageOutput]) -> TreeScores:
+    """Score what a chain made; a sample that is not finite has failed, and so have its leaves."""
+    return fail_not_finite(outputs, reward.score_tree(stage_media(outputs)))
+
+
 def evaluate_chain(
     workflow: Workflow,
     instances: Mapping[str, ModelInstance],
@@ -104,7 +110,7 @@ def evaluate_chain(
         draw=EVALUATION_DRAW,
         on_progress=None if on_progress is None else lambda stage: on_progress,
     )
-    scored: TreeScores = reward.score_tree(stage_media(outputs))
+    scored = score_chain(reward, outputs)
     return Evaluation(
         prompts=tuple(chain.prompt for chain in chains),
         seeds=tuple(seeds),

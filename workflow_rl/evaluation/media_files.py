@@ -22,10 +22,17 @@ def write_media(folder: Path, stem: str, media: torch.Tensor, kind: MediaKind) -
     return write_mp4(folder / f"{stem}.mp4", media, FPS)
 
 
+def shown(media: torch.Tensor) -> torch.Tensor:
+    """Return media with black for what is not finite: a failed sample is looked at too."""
+    return torch.where(media.isfinite(), media, 0.0)
+
+
 def write_first_samples(
     run_dir: Path, folder: str, outputs: tuple[StageOutput, ...], rows: list[int]
 ) -> dict[str, list[str]]:
     """Write the samples in ``rows`` of every stage of an evaluation (one leaf per prompt and seed).
+
+    Pixels that are not finite are black.
 
     Returns
     -------
@@ -38,7 +45,7 @@ def write_first_samples(
                 write_media(
                     run_dir / folder,
                     f"{output.stage.name}_{row:03d}",
-                    output.media[row],
+                    shown(output.media[row]),
                     output.media_kind,
                 ).relative_to(run_dir)
             )
