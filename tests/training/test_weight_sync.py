@@ -49,7 +49,7 @@ def test_each_publication_is_a_new_version(make_method: MakeMethod) -> None:
     ("weights", "message"),
     [
         ({}, "bound no tensor"),
-        ({"transformer": {}}, "bound no tensor"),
+        ({"transformer": {}}, "bound no tensor of 'transformer'"),
         ({"transformer": {"absent.weight": torch.zeros(1)}}, "which the target lacks"),
         ({"transformer": {"proj_out.bias": torch.zeros(1)}}, "the target holds"),
         ({"transformer": {"proj_out.bias": torch.zeros(16).double()}}, "float64"),
@@ -76,10 +76,56 @@ def test_a_damaged_transfer_is_refused(
         target.view(-1)[0] += 1e-3
         return target
 
+    slots = dict(server.component("transformer").named_parameters())
+    before = {name: slot.detach().clone() for name, slot in slots.items()}
+    with torch.no_grad():
+        for parameter in policy.parameters().values():
+            parameter.add_(1.0)
     monkeypatch.setattr(torch.nn.Parameter, "copy_", flip_a_bit, raising=False)
     with pytest.raises(WorkflowRLError, match="checksum of what arrived differs"):
         policy.publish(WeightRole.STUDENT, server)
     assert server.version_of("transformer") == 0
+    assert all(torch.equal(before[name], slot) for name, slot in slots.items())
+
+
+def test_every_component_of_the_plan_must_have_weights(make_method: MakeMethod) -> None:
+    student = make_method(beta=0.0).policies[0].student
+    source = {"transformer": dict(student.component("transformer").named_parameters())}
+    plan = WeightSyncPlan(WeightRole.STUDENT, ("transformer", "vae"))
+    with pytest.raises(WorkflowRLError, match="bound no tensor of 'vae'"):
+        publish(plan, source, student)
+    assert student.version_of("transformer") == 0
+
+
+def test_a_refused_publication_leaves_the_student(
+    make_method: MakeMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = make_method(beta=0.0, ema_decay=0.5).policies[0]
+    before = {name: p.detach().clone() for name, p in policy.parameters().items()}
+
+    def half_done(*_: object) -> None:
+        with torch.no_grad():
+            next(iter(policy.parameters().values())).zero_()
+        raise WorkflowRLError("refused")
+
+    monkeypatch.setattr("workflow_rl.training.policy.publish", half_done)
+    with pytest.raises(WorkflowRLError, match="refused"), policy.serving(WeightRole.EMA):
+        pytest.fail("served what was refused")
+    assert all(torch.equal(before[name], p) for name, p in policy.parameters().items())
+    assert policy.version == 0
+
+
+def test_no_version_is_given_to_two_sets_of_weights(make_method: MakeMethod) -> None:
+    method = make_method(beta=0.0, ema_decay=0.5)
+    policy = method.policies[0]
+    assert policy.publish(WeightRole.STUDENT).version == 1
+    with policy.serving(WeightRole.EMA) as instance:
+        served = instance.version_of("transformer")
+    assert (served, policy.version) == (2, 1)
+    resumed = make_method(beta=0.0, ema_decay=0.5)
+    resumed.load_state(method.state_tensors(), method.state_values())
+    for other in (policy, resumed.policies[0]):
+        assert other.publish(WeightRole.STUDENT).version == 3
 
 
 def test_checksum_sees_every_bit_name_and_order() -> None:

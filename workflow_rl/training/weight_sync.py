@@ -92,36 +92,50 @@ def publish(
     Raises
     ------
     WorkflowRLError
-        If no tensor was bound, a name or a shape does not fit, or the checksum of what arrived
-        differs from what was sent. The target keeps its version in every such case.
+        If no tensor of a component was bound, a name or a shape does not fit, or the checksum of
+        what arrived differs from what was sent. The target keeps its weights and its version in
+        every such case.
     """
     sent: dict[str, torch.Tensor] = {}
     received: dict[str, torch.Tensor] = {}
     for component in plan.components:
         weights = source.get(component, {})
+        if not weights:
+            raise WorkflowRLError(
+                f"publication of {plan.role} bound no tensor of {component!r}; refused"
+            )
         slots = dict(target.component(component).named_parameters())
         for name, tensor in weights.items():
             slot = _slot_for(component, name, tensor, slots)
             sent[f"{component}.{name}"] = tensor
             received[f"{component}.{name}"] = slot
     if not sent:
-        raise WorkflowRLError(
-            f"publication of {plan.role} bound no tensor of {list(plan.components)}; refused"
-        )
-    transferred = [key for key in sent if sent[key].data_ptr() != received[key].data_ptr()]
-    for key in transferred:
-        received[key].copy_(sent[key])
+        raise WorkflowRLError(f"publication of {plan.role} names no component; refused")
     sent_sum = weights_checksum(sent)
-    if transferred and weights_checksum(received) != sent_sum:
-        raise WorkflowRLError(
-            f"publication of {plan.role} to {target.card.model_id}: the checksum of what arrived "
-            "differs from what was sent; refused, the version is unchanged"
-        )
+    _transfer(sent, received, sent_sum, f"publication of {plan.role} to {target.card.model_id}")
     if version is None:
         version = 1 + max(target.version_of(component) for component in plan.components)
     for component in plan.components:
         target.set_weights_version(component, version)
     return Publication(plan.role, plan.components, version, len(sent), sent_sum)
+
+
+def _transfer(sent: Weights, received: Weights, sent_sum: str, what: str) -> None:
+    """Copy what is not the same memory; put everything back if it does not arrive whole."""
+    moved = [key for key in sent if sent[key].data_ptr() != received[key].data_ptr()]
+    kept = {key: received[key].detach().clone() for key in moved}
+    try:
+        for key in moved:
+            received[key].copy_(sent[key])
+        if moved and weights_checksum(received) != sent_sum:
+            raise WorkflowRLError(
+                f"{what}: the checksum of what arrived differs from what was sent; refused, "
+                "weights and version are unchanged"
+            )
+    except (RuntimeError, WorkflowRLError):
+        for key, before in kept.items():
+            received[key].detach().copy_(before)
+        raise
 
 
 def _slot_for(
