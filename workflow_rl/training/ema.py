@@ -10,8 +10,8 @@ import torch
 class ExponentialMovingAverage:
     """Keeps avg <- decay * avg + (1 - decay) * weights, in float32.
 
-    While fewer than 1 / (1 - decay) updates have been made the decay is capped at
-    (1 + n) / (10 + n), so that a short run is not held at its start.
+    After n updates the decay is capped at (1 + n) / (10 + n), so that a short run is not held at
+    its start. The cap acts for about the first 9 / (1 - decay) updates.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor], decay: float) -> None:

@@ -13,6 +13,8 @@ from torch import nn
 from workflow_rl.enums import ExecutionProfile
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance
+from workflow_rl.loop.denoise import ODE
+from workflow_rl.loop.sde import SDE, sde_kind
 from workflow_rl.loop.window import SDEWindow
 from workflow_rl.training.ema import ExponentialMovingAverage
 from workflow_rl.training.objective import STEP_WEIGHTINGS
@@ -29,7 +31,7 @@ LR_SCHEDULES: Mapping[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW and its schedule. ``total_steps`` is where the schedule ends; None: constant."""
+    """AdamW and its schedule. ``total_steps`` is where a linear or cosine schedule ends."""
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
@@ -39,6 +41,18 @@ class OptimizerSettings:
     schedule: str = "constant"
     min_lr_ratio: float = 0.0
     total_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.schedule not in LR_SCHEDULES:
+            raise UserError(
+                f"unknown learning-rate schedule {self.schedule!r}; "
+                f"choose one of {', '.join(LR_SCHEDULES)}"
+            )
+        if self.schedule != "constant" and self.total_steps is None:
+            raise UserError(
+                f"the schedule {self.schedule!r} needs total_steps, where it ends; "
+                "set it or use schedule: constant"
+            )
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of iteration ``step`` (0-based): a pure function."""
@@ -79,6 +93,9 @@ class StageSettings:
         log-probs are equal to the bit.
     ema_decay
         Decay of the moving average; None: no average is kept.
+    train_modules
+        Parts of the policy's modules that are trained, such as ``time_text_embed``: a parameter
+        trains if its name has one of them as a dotted part. Empty: the whole module.
     freeze
         Sample without noise in the steps, and never train.
     """
@@ -93,6 +110,7 @@ class StageSettings:
     max_grad_norm: float = 1.0
     micro_batch_size: int | None = None
     ema_decay: float | None = None
+    train_modules: tuple[str, ...] = ()
     freeze: bool = False
 
     def __post_init__(self) -> None:
@@ -101,6 +119,38 @@ class StageSettings:
                 f"unknown step weighting {self.step_weighting!r}; "
                 f"choose one of {', '.join(STEP_WEIGHTINGS)}"
             )
+        if not self.freeze:
+            self._check_noise(sde_kind(self.plan.params.sde_kind))
+            self._check_window()
+
+    def _check_noise(self, sde: SDE) -> None:
+        scale, largest = self.plan.params.sde_noise_scale, sde.max_noise_scale
+        if sde.name == ODE:
+            raise UserError(
+                f"stage {self.stage.name!r} samples with 'ode', which has no log-prob to train; "
+                "choose another SDE kind or freeze the stage"
+            )
+        if not 0 < scale <= largest:
+            limit = "above 0" if math.isinf(largest) else f"in (0, {largest:g}]"
+            raise UserError(
+                f"stage {self.stage.name!r} has noise scale {scale:g}, but to train with "
+                f"{sde.name!r} it must be {limit}"
+            )
+
+    def _check_window(self) -> None:
+        candidates = self.plan.params.num_inference_steps - 1
+        steps = self.window.steps(candidates + 1, iteration=0, seed=0)
+        if not steps or steps[-1] >= candidates:
+            raise UserError(
+                f"stage {self.stage.name!r} would train on the steps {list(steps)}, but of "
+                f"{candidates + 1} steps those that can be stochastic are "
+                f"{list(range(candidates))}; change the SDE window or the number of steps"
+            )
+
+
+def _has_part(name: str, part: str) -> bool:
+    """Say whether ``part`` is a run of whole dotted components of a parameter's ``name``."""
+    return f".{part}." in f".{name}."
 
 
 class StagePolicy:
@@ -108,6 +158,10 @@ class StagePolicy:
 
     The student instance is the one that serves: training is in place, and a publication bumps its
     version. ``reference`` may be None where the KL weight is 0.
+
+    Optimiser and EMA work on ``masters``. A master is the parameter itself, or, where that is in a
+    16-bit dtype in which a step of 1e-5 rounds to nothing, a float32 copy that the parameter is
+    rounded from after each step (Micikevicius et al. 2018, sec. 3.1).
     """
 
     def __init__(
@@ -125,6 +179,9 @@ class StagePolicy:
         self.ema: ExponentialMovingAverage | None = None
         self.old_policy: dict[str, torch.Tensor] | None = None
         self.skipped_in_a_row = 0
+        self.skipped_total = 0
+        self.versions_issued = self.version
+        self.masters: dict[str, torch.Tensor] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         if not settings.freeze:
             self._start_training()
@@ -133,16 +190,20 @@ class StagePolicy:
         parameters = self.parameters()
         for parameter in parameters.values():
             parameter.requires_grad_(True)
+        self.masters = {
+            name: parameter if parameter.dtype.itemsize >= 4 else parameter.detach().float()
+            for name, parameter in parameters.items()
+        }
         options = self.settings.optimizer
         self.optimizer = torch.optim.AdamW(
-            list(parameters.values()),
+            list(self.masters.values()),
             lr=options.lr,
             betas=options.betas,
             eps=options.eps,
             weight_decay=options.weight_decay,
         )
         if self.settings.ema_decay is not None:
-            self.ema = ExponentialMovingAverage(parameters, self.settings.ema_decay)
+            self.ema = ExponentialMovingAverage(self.masters, self.settings.ema_decay)
 
     @property
     def name(self) -> str:
@@ -155,12 +216,54 @@ class StagePolicy:
         return max(self.student.version_of(component) for component in self.components)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return what training moves, as ``component.parameter`` names."""
-        return {
+        """Return what training moves, as ``component.parameter`` names.
+
+        Raises
+        ------
+        UserError
+            If a name in ``train_modules`` is no part of any parameter's name.
+        """
+        parts = self.settings.train_modules
+        every = {
             f"{component}.{name}": parameter
             for component in self.components
             for name, parameter in self.student.adapter.trainable(component).items()
         }
+        for part in parts:
+            if not any(_has_part(name, part) for name in every):
+                raise UserError(
+                    f"stage {self.name!r}: train_modules names {part!r}, which is no part of the "
+                    f"model; its modules are {', '.join(sorted({n.split('.')[1] for n in every}))}"
+                )
+        if not parts:
+            return every
+        return {n: p for n, p in every.items() if any(_has_part(n, part) for part in parts)}
+
+    def masters_by_component(self) -> dict[str, list[torch.Tensor]]:
+        """Return the masters of each component, in the order of its parameters."""
+        grouped: dict[str, list[torch.Tensor]] = {c: [] for c in self.components}
+        for key, master in self.masters.items():
+            grouped[key.partition(".")[0]].append(master)
+        return grouped
+
+    def raise_gradients(self) -> None:
+        """Give each float32 copy its parameter's gradient."""
+        for key, parameter in self.parameters().items():
+            master = self.masters[key]
+            if master is not parameter and parameter.grad is not None:
+                master.grad = parameter.grad.float()
+
+    @torch.no_grad()
+    def lower_masters(self) -> None:
+        """Round each float32 copy into its parameter."""
+        for key, parameter in self.parameters().items():
+            if self.masters[key] is not parameter:
+                parameter.copy_(self.masters[key])
+
+    def drop_gradients(self) -> None:
+        """Free the gradients of masters and parameters."""
+        for tensor in (*self.parameters().values(), *self.masters.values()):
+            tensor.grad = None
 
     def grad_clip_targets(self) -> dict[str, nn.Module]:
         """Return the modules whose gradients are clipped, as ``stage.component``."""
@@ -205,23 +308,32 @@ class StagePolicy:
         return nested
 
     def publish(self, role: WeightRole, target: ModelInstance | None = None) -> Publication:
-        """Publish ``role`` into ``target``; None: in place, into the student that serves."""
+        """Publish ``role`` into ``target``; None: in place, into the student that serves.
+
+        The student's versions are never issued twice; another target counts its own.
+        """
         plan = WeightSyncPlan(role, self.components)
-        return publish(plan, self.weights(role), target or self.student)
+        if target is not None and target is not self.student:
+            return publish(plan, self.weights(role), target)
+        version = max(self.versions_issued, self.version) + 1
+        publication = publish(plan, self.weights(role), self.student, version)
+        self.versions_issued = version
+        return publication
 
     @contextmanager
     def serving(self, role: WeightRole) -> Iterator[ModelInstance]:
         """Serve ``role`` from the student instance for a while, then put the student back.
 
-        Afterwards every weight is bit-identical and the version is what it was.
+        Afterwards, or where the publication is refused, every weight is bit-identical and the
+        version is what it was.
         """
         if role is WeightRole.STUDENT:
             yield self.student
             return
         kept = {n: p.detach().clone() for n, p in self.parameters().items()}
         versions = {c: self.student.version_of(c) for c in self.components}
-        self.publish(role)
         try:
+            self.publish(role)
             yield self.student
         finally:
             with torch.no_grad():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.nn.utils import clip_grad_norm_
 
 from workflow_rl.errors import WorkflowRLError
+from workflow_rl.evaluation.finite import finite_record
 from workflow_rl.loop.record import BehaviourRecord
 from workflow_rl.loop.sampler import gaussian_log_ratio
 from workflow_rl.training.objective import STEP_WEIGHTINGS, gaussian_kl, ppo_clip_loss
@@ -28,8 +29,11 @@ class LargestLogRatio:
     step: int | None = None
     sample: str | None = None
 
-    def see(self, log_ratio: torch.Tensor, step: int, record: BehaviourRecord) -> None:
-        """Take in the log-ratios [B] of one step."""
+    def see(
+        self, log_ratio: torch.Tensor, step: int, record: BehaviourRecord, finite: torch.Tensor
+    ) -> None:
+        """Take in the log-ratios [B] of one step, of the samples that are ``finite`` [B]."""
+        log_ratio = torch.where(finite, log_ratio, 0.0)
         row = int(log_ratio.abs().nan_to_num(nan=math.inf).argmax())
         found = abs(float(log_ratio[row]))
         if math.isnan(found) or found > self.value:
@@ -71,10 +75,16 @@ class StepStatistics:
         self.ratio_min = min(self.ratio_min, float(ratio.min()))
         self.ratio_max = max(self.ratio_max, float(ratio.max()))
 
+    def means(self) -> tuple[float, float]:
+        """Return the mean loss and the mean ratio: 0 and 1 where no sample was active."""
+        if self.count == 0:
+            return 0.0, 1.0
+        return self.loss / self.count, self.ratio_sum / self.count
+
 
 @dataclass
 class StageUpdate:
-    """What an update did. ``metrics`` are keyed ``name/stage``."""
+    """What an update did. ``metrics`` are keyed ``name/stage``; the keys are always the same."""
 
     pg_loss: float = 0.0
     ratio_mean: float = 1.0
@@ -100,7 +110,8 @@ def update_stage(
         N samples, rolled out with the current weights.
     advantages, active
         [N]. Samples that are not active enter no loss (their group gives no credit); if none is,
-        nothing is updated and not one bit moves.
+        nothing is updated and not one bit moves. Samples that are not finite are never active,
+        and the C2 gate does not see them.
     num_updates
         Optimiser steps on this record; the ratio is 1 in the first.
     c2_tolerance
@@ -111,11 +122,13 @@ def update_stage(
     C2Error
         Before any update, if the recomputed log-probs differ by more than the tolerance.
     """
-    result = StageUpdate()
     name = policy.name
-    for update in range(num_updates):
+    result = StageUpdate(metrics=_metrics(StepStatistics(), 0.0, name))
+    result.metrics[f"c2_max_log_ratio/{name}"] = 0.0
+    finite = finite_record(record)
+    for update in range(num_updates if bool(finite.any()) else 0):
         gate = LargestLogRatio()
-        statistics = accumulate_gradients(policy, record, advantages, active, gate)
+        statistics = accumulate_gradients(policy, record, advantages, active, finite, gate)
         if update == 0:
             result.metrics[f"c2_max_log_ratio/{name}"] = gate.value
             gate.check(c2_tolerance, name)
@@ -123,9 +136,11 @@ def update_stage(
             break
         grad_norm = apply_gradients(policy, statistics, iteration)
         result.applied |= policy.skipped_in_a_row == 0
-        _report(result, statistics, grad_norm, name)
+        result.pg_loss, result.ratio_mean = statistics.means()
+        result.metrics |= _metrics(statistics, grad_norm, name)
     result.metrics[f"lr/{name}"] = policy.settings.optimizer.lr_at(iteration)
     result.metrics[f"skipped_updates/{name}"] = policy.skipped_in_a_row
+    result.metrics[f"skipped_updates_total/{name}"] = policy.skipped_total
     return result
 
 
@@ -134,15 +149,19 @@ def accumulate_gradients(
     record: BehaviourRecord,
     advantages: torch.Tensor,
     active: torch.Tensor,
+    finite: torch.Tensor,
     gate: LargestLogRatio,
 ) -> StepStatistics:
     """Add the gradient of the mean loss over active samples and steps, micro-batch by micro-batch.
 
     The result does not depend on the micro-batch size: each sample's loss is divided by the total
     count. Batches keep their inactive samples, with weight 0, so that shapes match the rollout's.
+    At least one of ``finite`` [N] must be True: it stands in for those that are not, because in a
+    backward pass 0 * NaN is NaN.
     """
     settings = policy.settings
     size = settings.micro_batch_size or settings.plan.slots
+    record, active = with_stand_ins(record, finite), active & finite
     total = int(active.sum()) * len(record.steps)
     statistics = StepStatistics()
     for parameter in policy.parameters().values():
@@ -150,8 +169,35 @@ def accumulate_gradients(
     for start in range(0, len(record), size):
         rows = record.rows(start, start + size)
         part = slice(start, start + size)
-        _accumulate_rows(policy, rows, advantages[part], active[part], total, gate, statistics)
+        _accumulate_rows(
+            policy, rows, advantages[part], active[part], finite[part], total, gate, statistics
+        )
     return statistics
+
+
+def with_stand_ins(record: BehaviourRecord, finite: torch.Tensor) -> BehaviourRecord:
+    """Return the record with the first finite sample in place of each that is not.
+
+    With all of ``finite`` [N] True it is the record itself.
+    """
+    if bool(finite.all()):
+        return record
+    source = torch.where(finite, torch.arange(len(finite)), int(finite.int().argmax()))
+    return replace(
+        record,
+        conditioning=tuple(record.conditioning[row] for row in source.tolist()),
+        steps=tuple(
+            replace(
+                step,
+                prev=step.prev[source],
+                sample=step.sample[source],
+                mean=step.mean[source],
+                std=step.std[source],
+                sde_logprob=step.sde_logprob[source],
+            )
+            for step in record.steps
+        ),
+    )
 
 
 def _accumulate_rows(
@@ -159,6 +205,7 @@ def _accumulate_rows(
     rows: BehaviourRecord,
     advantages: torch.Tensor,
     active: torch.Tensor,
+    finite: torch.Tensor,
     total: int,
     gate: LargestLogRatio,
     statistics: StepStatistics,
@@ -166,15 +213,16 @@ def _accumulate_rows(
     settings = policy.settings
     device = policy.student.platform.device
     weigh = STEP_WEIGHTINGS[settings.step_weighting]
-    advantage, mask = advantages.to(device), active.to(device)
-    reference_means = _reference_means(policy, rows)
-    with torch.set_grad_enabled(bool(active.any())):
+    advantage, mask, trusted = advantages.to(device), active.to(device), finite.to(device)
+    trains = bool(active.any())
+    reference_means = _reference_means(policy, rows) if trains else []
+    with torch.set_grad_enabled(trains):
         for index, (recorded, now) in enumerate(recompute(policy.student, rows)):
             mean_old, std = recorded.mean.to(device), recorded.std.to(device)
             sample = recorded.sample.to(device)
             log_ratio = gaussian_log_ratio(now.mean, mean_old, sample, std)
-            gate.see(log_ratio.detach(), recorded.index, rows)
-            if not active.any():
+            gate.see(log_ratio.detach(), recorded.index, rows, trusted)
+            if not trains:
                 continue
             weight = weigh(std)
             loss, ratio = ppo_clip_loss(weight * log_ratio, advantage, settings.ppo_clip)
@@ -202,35 +250,39 @@ def apply_gradients(policy: StagePolicy, statistics: StepStatistics, iteration: 
     """
     if policy.optimizer is None:
         raise RuntimeError(f"stage {policy.name!r} is frozen")
+    policy.raise_gradients()
     norm = math.hypot(
         *(
-            float(clip_grad_norm_(module.parameters(), policy.settings.max_grad_norm))
-            for module in policy.grad_clip_targets().values()
+            float(clip_grad_norm_(masters, policy.settings.max_grad_norm))
+            for masters in policy.masters_by_component().values()
         )
     )
     if not (math.isfinite(norm) and math.isfinite(statistics.loss + statistics.kl)):
         policy.skipped_in_a_row += 1
-        policy.optimizer.zero_grad(set_to_none=True)
+        policy.skipped_total += 1
+        policy.drop_gradients()
         return norm
     policy.skipped_in_a_row = 0
     for group in policy.optimizer.param_groups:
         group["lr"] = policy.settings.optimizer.lr_at(iteration)
     policy.optimizer.step()
-    policy.optimizer.zero_grad(set_to_none=True)
+    policy.drop_gradients()
+    policy.lower_masters()
     if policy.ema is not None:
-        policy.ema.update(policy.parameters())
+        policy.ema.update(policy.masters)
     return norm
 
 
-def _report(result: StageUpdate, sums: StepStatistics, grad_norm: float, name: str) -> None:
-    result.pg_loss = sums.loss / sums.count
-    result.ratio_mean = sums.ratio_sum / sums.count
-    result.metrics |= {
-        f"loss/{name}": result.pg_loss,
-        f"kl/{name}": sums.kl / sums.count,
-        f"clip_fraction/{name}": sums.clipped / sums.count,
-        f"ratio_min/{name}": sums.ratio_min,
-        f"ratio_mean/{name}": result.ratio_mean,
-        f"ratio_max/{name}": sums.ratio_max,
+def _metrics(sums: StepStatistics, grad_norm: float, name: str) -> dict[str, float]:
+    """Return one pass's metrics; with no active sample: no loss, no gradient, ratios of 1."""
+    loss, ratio_mean = sums.means()
+    count = max(1, sums.count)
+    return {
+        f"loss/{name}": loss,
+        f"kl/{name}": sums.kl / count,
+        f"clip_fraction/{name}": sums.clipped / count,
+        f"ratio_min/{name}": sums.ratio_min if sums.count else 1.0,
+        f"ratio_mean/{name}": ratio_mean,
+        f"ratio_max/{name}": sums.ratio_max if sums.count else 1.0,
         f"grad_norm/{name}": grad_norm,
     }

@@ -11,11 +11,12 @@ from torch import nn
 
 from workflow_rl.config import PromptRecord
 from workflow_rl.errors import UserError, WorkflowRLError
-from workflow_rl.evaluation.chain import stage_media
+from workflow_rl.evaluation.chain import score_chain
 from workflow_rl.rewards.composite import CompositeReward, TreeScores
 from workflow_rl.runtime.driver import OnProgress
 from workflow_rl.training.credit import (
     CreditResult,
+    Normalisation,
     assign_credit,
     check_group_sizes,
     variance_split,
@@ -50,7 +51,7 @@ class ChainSettings:
     """
 
     credit_rule: str = "shared"
-    normalisation: str = "group"
+    normalisation: Normalisation = "group"
     leave_one_out: bool = False
     advantage_clip: float | None = 5.0
     updates_per_iteration: int = 1
@@ -93,7 +94,6 @@ class ChainRLMethod(TrainingMethod):
         self.settings = settings
         self.last: Iteration | None = None
         self.on_progress: Callable[[str], OnProgress] | None = None
-        self._failed_total = 0
         check_group_sizes(settings.credit_rule, self.branching)
         reward.check_stages({p.name: p.student.adapter.media_kind.value for p in self.policies})
 
@@ -119,8 +119,10 @@ class ChainRLMethod(TrainingMethod):
         losses : dict
             ``{stage}_pg_loss``: PPO-clip loss, mean over samples and steps.
         metrics : dict
-            ``reward_mean``, ``ppo_ratio_mean``, ``{stage}_weights_version`` and, per stage,
-            ``loss/``, ``kl/``, ``clip_fraction/``, ``ratio_*/``, ``grad_norm/``, ``c2_*/``.
+            ``reward_mean``, ``ppo_ratio_mean``, ``{stage}_weights_version`` and, per trained
+            stage, ``loss/``, ``kl/``, ``clip_fraction/``, ``ratio_*/``, ``grad_norm/``, ``c2_*/``,
+            ``lr/``, ``skipped_updates/`` (in a row) and ``skipped_updates_total/``: the same keys
+            in every iteration. A frozen stage has no loss and none of these.
 
         Raises
         ------
@@ -139,7 +141,7 @@ class ChainRLMethod(TrainingMethod):
         credit = assign_credit(
             rewards,
             rule=self.settings.credit_rule,
-            normalisation=self.settings.normalisation,  # type: ignore[arg-type]
+            normalisation=self.settings.normalisation,
             leave_one_out=self.settings.leave_one_out,
             advantage_clip=self.settings.advantage_clip,
         )
@@ -177,7 +179,7 @@ class ChainRLMethod(TrainingMethod):
         )
 
     def _score(self, outputs: Sequence[StageOutput]) -> TreeScores:
-        return self.reward.score_tree(stage_media(outputs))
+        return score_chain(self.reward, outputs)
 
     def _update(
         self, outputs: Sequence[StageOutput], credit: CreditResult, iteration: int
@@ -216,8 +218,6 @@ class ChainRLMethod(TrainingMethod):
             metrics[f"{policy.name}_weights_version"] = policy.version
         for update in updates.values():
             metrics |= update.metrics
-        for name in updates:
-            metrics.setdefault(f"grad_norm/{name}", 0.0)
         ratios = [update.ratio_mean for update in updates.values()]
         metrics["ppo_ratio_mean"] = sum(ratios) / len(ratios) if ratios else 1.0
         return metrics
@@ -232,10 +232,10 @@ class ChainRLMethod(TrainingMethod):
     def state_tensors(self) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
         for policy in self._trained():
-            parameters = policy.parameters()
-            tensors |= {f"{policy.name}/weights/{n}": p.detach() for n, p in parameters.items()}
+            masters = policy.masters
+            tensors |= {f"{policy.name}/weights/{n}": p.detach() for n, p in masters.items()}
             if policy.optimizer is not None:
-                states = optimizer_tensors(policy.optimizer, parameters)
+                states = optimizer_tensors(policy.optimizer, masters)
                 tensors |= {f"{policy.name}/{key}": value for key, value in states.items()}
             if policy.ema is not None:
                 average = policy.ema.average
@@ -248,6 +248,8 @@ class ChainRLMethod(TrainingMethod):
                 "versions": policy.student.versions(),
                 "ema_updates": policy.ema.num_updates if policy.ema is not None else 0,
                 "skipped_in_a_row": policy.skipped_in_a_row,
+                "skipped_total": policy.skipped_total,
+                "versions_issued": policy.versions_issued,
             }
             for policy in self.policies
         }
@@ -259,6 +261,9 @@ class ChainRLMethod(TrainingMethod):
             for component, version in state["versions"].items():
                 policy.student.set_weights_version(component, version)
             policy.skipped_in_a_row = state["skipped_in_a_row"]
+            # Checkpoints written before these two were kept lack them.
+            policy.skipped_total = state.get("skipped_total", 0)
+            policy.versions_issued = state.get("versions_issued", policy.version)
             if not policy.settings.freeze:
                 _load_policy(policy, tensors, state["ema_updates"])
 
@@ -268,11 +273,11 @@ def _load_policy(
 ) -> None:
     prefix = f"{policy.name}/"
     own = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-    parameters = policy.parameters()
-    for name, parameter in parameters.items():
-        parameter.copy_(own[f"weights/{name}"])
+    for name, master in policy.masters.items():
+        master.copy_(own[f"weights/{name}"])
+    policy.lower_masters()
     if policy.optimizer is not None:
-        load_optimizer_tensors(policy.optimizer, parameters, own)
+        load_optimizer_tensors(policy.optimizer, policy.masters, own)
     if policy.ema is not None:
         policy.ema.num_updates = ema_updates
         for name, average in policy.ema.average.items():
