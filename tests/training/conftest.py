@@ -28,12 +28,12 @@ def cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelCard, ModelCar
 @pytest.fixture
 def make_method(cards: tuple[ModelCard, ModelCard]) -> Callable[..., WorkflowRLMethod]:
     def make(**options: Any) -> WorkflowRLMethod:
-        common: dict[str, Any] = {"num_inference_steps": 3, "sde_kind": "cps"}
         defaults: dict[str, Any] = {
             "num_samples_per_prompt": 2,
             "num_videos_per_image": 2,
-            "t2i_params": DiffusionParams(**common),
-            "i2v_params": DiffusionParams(num_frames=5, **common),
+            "rollout_steps": 3,
+            "sde_kind": "cps",
+            "i2v_params": DiffusionParams(num_frames=5),
             "t2i_lr": 1e-3,
             "i2v_lr": 1e-3,
             "rollout_batch_size": 4,

@@ -88,7 +88,7 @@ class _StopAfter(SilentListener):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-class _Crash(Exception):
+class _CrashError(Exception):
     pass
 
 
@@ -100,7 +100,7 @@ class _CrashAfter(SilentListener):
 
     def iteration(self, number: int, total: int, metrics: dict[str, float]) -> None:
         if number == self.number:
-            raise _Crash
+            raise _CrashError
 
 
 class _CrashAfterEvaluation(SilentListener):
@@ -108,7 +108,7 @@ class _CrashAfterEvaluation(SilentListener):
 
     def evaluation(self, number: int, evaluation: Evaluation) -> None:
         if number == 2:
-            raise _Crash
+            raise _CrashError
 
 
 def test_what_a_run_leaves(whole_run: RunConfig) -> None:
@@ -151,7 +151,7 @@ def test_a_crashed_run_resumes_to_the_same_bytes(
 ) -> None:
     """The crash comes after lines were written that no checkpoint covers; 1: before the first."""
     config = _config(tmp_path, cards)
-    with pytest.raises(_Crash):
+    with pytest.raises(_CrashError):
         _run(config, _CrashAfter(crash))
     leftover = config.output_dir / "checkpoints" / ".tmp-iteration_00000001"
     leftover.mkdir(parents=True)
@@ -166,7 +166,7 @@ def test_a_crash_between_evaluation_and_checkpoint_evaluates_again(
     whole_run: RunConfig, cards: tuple[ModelCard, ModelCard], tmp_path: Path
 ) -> None:
     config = _config(tmp_path, cards)
-    with pytest.raises(_Crash):
+    with pytest.raises(_CrashError):
         _run(config, _CrashAfterEvaluation())
     assert len(_timeless(config.output_dir / "evaluations.jsonl")) == 2
     assert train(config, resume=True) is None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,10 +15,12 @@ from workflow_rl.loop.window import SDEWindow
 from workflow_rl.request import DiffusionParams
 from workflow_rl.rewards.composite import CompositeReward
 from workflow_rl.rewards.registry import build_rewards
+from workflow_rl.training.credit import Normalisation
 from workflow_rl.training.methods.base import new_instance
 from workflow_rl.training.methods.chain import ChainRLMethod, ChainSettings
 from workflow_rl.training.policy import OptimizerSettings, StagePolicy, StageSettings
-from workflow_rl.workflow import T2I_I2V, Catalog, StagePlan
+from workflow_rl.workflow import T2I_I2V, StagePlan
+from workflow_rl.workflow.workflow import check_stage_card
 
 DEFAULT_REWARD: Sequence[dict[str, object]] = ({"name": "frame_change"},)
 """Amount of motion: needs no weights and fits any prompt. Give your own for anything real."""
@@ -56,7 +59,8 @@ class WorkflowRLMethod(ChainRLMethod):
         See :func:`workflow_rl.training.credit.assign_credit`. None: ``nested`` where M >= 2, else
         ``shared``.
     t2i_params, i2v_params
-        Sampling parameters of a stage where they differ from the ones above.
+        Size, frames, guidance and text length of a stage; its steps, SDE kind and noise scale
+        are always ``rollout_steps``, ``sde_kind`` and ``sde_noise_scale``.
     rollout_batch_size, micro_batch_size
         Samples per forward pass; equal ones keep recomputed log-probs equal to the bit.
     train_t2i, train_i2v
@@ -88,7 +92,7 @@ class WorkflowRLMethod(ChainRLMethod):
         sde_window: SDEWindow | None = None,
         step_weighting: str = "cps",
         credit: str | None = None,
-        normalisation: str = "group",
+        normalisation: Normalisation = "group",
         leave_one_out: bool = False,
         t2i_params: DiffusionParams | None = None,
         i2v_params: DiffusionParams | None = None,
@@ -100,33 +104,24 @@ class WorkflowRLMethod(ChainRLMethod):
         ema_decay: float | None = None,
         **chain: Any,
     ) -> None:
-        shared_params = DiffusionParams(
-            num_inference_steps=rollout_steps, sde_kind=sde_kind, sde_noise_scale=sde_noise_scale
-        )
-        instances = {"t2i": (t2i_student, t2i_reference), "i2v": (i2v_student, i2v_reference)}
-        samples = {"t2i": num_samples_per_prompt, "i2v": num_videos_per_image}
-        params = {"t2i": t2i_params or shared_params, "i2v": i2v_params or shared_params}
-        lr = {"t2i": t2i_lr, "i2v": i2v_lr}
-        train = {"t2i": train_t2i, "i2v": train_i2v}
         _check_chain(t2i_student.card, i2v_student.card)
+        t2i, i2v = (
+            _StageArguments(t2i_params, num_samples_per_prompt, t2i_lr, train_t2i),
+            _StageArguments(i2v_params, num_videos_per_image, i2v_lr, train_i2v),
+        )
+        sampling = _Sampling(rollout_steps, sde_kind, sde_noise_scale, rollout_batch_size)
+        common = {
+            "window": sde_window or SDEWindow(),
+            "ppo_clip": ppo_clip,
+            "kl_weight": beta,
+            "step_weighting": step_weighting,
+            "max_grad_norm": max_grad_norm,
+            "micro_batch_size": micro_batch_size,
+            "ema_decay": ema_decay,
+        }
         policies = [
-            StagePolicy(
-                StageSettings(
-                    stage=stage,
-                    plan=StagePlan(params[stage.name], samples[stage.name], rollout_batch_size),
-                    optimizer=OptimizerSettings(lr=lr[stage.name]),
-                    window=sde_window or SDEWindow(),
-                    ppo_clip=ppo_clip,
-                    kl_weight=beta,
-                    step_weighting=step_weighting,
-                    max_grad_norm=max_grad_norm,
-                    micro_batch_size=micro_batch_size,
-                    ema_decay=ema_decay,
-                    freeze=not train[stage.name],
-                ),
-                *instances[stage.name],
-            )
-            for stage in T2I_I2V.stages
+            StagePolicy(t2i.settings("t2i", sampling, common), t2i_student, t2i_reference),
+            StagePolicy(i2v.settings("i2v", sampling, common), i2v_student, i2v_reference),
         ]
         super().__init__(
             T2I_I2V,
@@ -142,14 +137,46 @@ class WorkflowRLMethod(ChainRLMethod):
         )
 
 
+class _Sampling(NamedTuple):
+    """How both stages are sampled."""
+
+    steps: int
+    sde_kind: str
+    sde_noise_scale: float
+    batch_size: int
+
+
+class _StageArguments(NamedTuple):
+    """What the constructor is told of one stage."""
+
+    params: DiffusionParams | None
+    samples: int
+    lr: float
+    train: bool
+
+    def settings(self, name: str, sampling: _Sampling, common: Mapping[str, Any]) -> StageSettings:
+        params = replace(
+            self.params or DiffusionParams(),
+            num_inference_steps=sampling.steps,
+            sde_kind=sampling.sde_kind,
+            sde_noise_scale=sampling.sde_noise_scale,
+            sde_steps=(),
+        )
+        return StageSettings(
+            stage=T2I_I2V.stage(name),
+            plan=StagePlan(params, self.samples, sampling.batch_size),
+            optimizer=OptimizerSettings(lr=self.lr),
+            freeze=not self.train,
+            **common,
+        )
+
+
 def _check_chain(t2i_card: ModelCard, i2v_card: ModelCard) -> None:
     """Raise a UserError unless the two cards make the chain."""
-    if t2i_card.model_id == i2v_card.model_id:
-        raise UserError(f"both stages are {t2i_card.model_id!r}; give a t2i and an i2v model")
-    catalog = Catalog()
-    catalog.register_model(t2i_card)
-    catalog.register_model(i2v_card)
-    catalog.register_workflow(T2I_I2V, {"t2i": t2i_card.model_id, "i2v": i2v_card.model_id})
+    if t2i_card.source == i2v_card.source:
+        raise UserError(f"both stages are {t2i_card.source}; give a t2i and an i2v model")
+    for stage, card in zip(T2I_I2V.stages, (t2i_card, i2v_card), strict=True):
+        check_stage_card(T2I_I2V, stage, card)
 
 
 def build_workflow_rl(
@@ -167,13 +194,15 @@ def build_workflow_rl(
     device, dtype
         Where and in which dtype the models live.
     kwargs
-        Arguments of :class:`WorkflowRLMethod`. With ``beta=0`` no reference is loaded.
+        Arguments of :class:`WorkflowRLMethod`. No reference is loaded with ``beta=0``, nor
+        for a stage that is frozen.
     """
     _check_chain(t2i_card, i2v_card)
-    needs_reference = kwargs.get("beta", 0.01) > 0
+    trained = (kwargs.get("train_t2i", True), kwargs.get("train_i2v", True))
+    has_kl = kwargs.get("beta", 0.01) > 0
     students = [new_instance(card, device=device, dtype=dtype) for card in (t2i_card, i2v_card)]
     references = [
-        new_instance(card, device=device, dtype=dtype) if needs_reference else None
-        for card in (t2i_card, i2v_card)
+        new_instance(card, device=device, dtype=dtype) if has_kl and trains else None
+        for card, trains in zip((t2i_card, i2v_card), trained, strict=True)
     ]
     return WorkflowRLMethod(*students, *references, **kwargs)
