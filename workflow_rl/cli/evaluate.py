@@ -28,8 +28,9 @@ def evaluate(
 ) -> None:
     """Compare the chain before and after training: same prompts, same seeds, no noise.
 
-    Prints the mean reward of both with the 95% bootstrap interval of the paired difference, and
-    writes the numbers and videos into the run directory for `workflow-rl report`.
+    Prints the mean reward of both with the bootstrap interval (evaluation.confidence) of the
+    paired difference, and writes these figures to evaluation.json in the run directory. The
+    weights are the run's evaluation.weights; no video is written.
 
     **Examples**
 

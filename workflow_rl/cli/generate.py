@@ -37,7 +37,7 @@ def generate(
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option("--run", help="Serve the chain and the trained weights of this run."),
+        typer.Option("--run", help="Serve this run's chain, with its evaluation.weights."),
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the PNG and the MP4.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from workflow_rl.config import StageConfig
+from workflow_rl.config import RunConfig, StageConfig
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance, load_card
 from workflow_rl.training.build import DTYPES, choose_device, stage_cards, stage_plan, workflow_of
@@ -39,6 +39,11 @@ def load_chain(
     return ServedChain(
         workflow, instances, {name: stage_plan(stage) for name, stage in stages.items()}
     )
+
+
+def served_role(config: RunConfig) -> WeightRole:
+    """Return whose weights of a run are served and evaluated: its ``evaluation.weights``."""
+    return WeightRole(config.evaluation.weights)
 
 
 def publish_run(

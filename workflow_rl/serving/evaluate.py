@@ -7,13 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from workflow_rl.config import load_prompts
+from workflow_rl.config.run import EvaluationConfig
 from workflow_rl.config.run_dir import load_run_config
 from workflow_rl.evaluation.chain import Evaluation, evaluate_chain
 from workflow_rl.evaluation.statistics import PairedComparison, paired_bootstrap
 from workflow_rl.rewards.registry import build_rewards
-from workflow_rl.serving.chain import load_chain, publish_run
-from workflow_rl.training.weight_sync import WeightRole
+from workflow_rl.serving.chain import ServedChain, load_chain, publish_run, served_role
+from workflow_rl.training.iteration_log import strict_json
+from workflow_rl.workflow import StagePlan
 
 EVALUATION_FILE = "evaluation.json"
 
@@ -51,23 +55,14 @@ def evaluate_run(
         If the run has no checkpoint.
     """
     config = load_run_config(run_dir)
-    options = config.evaluation
+    if config.training.threads is not None:
+        torch.set_num_threads(config.training.threads)
     path = prompts or config.data.eval_prompts or config.data.prompts
     records = load_prompts(path, list(config.stages))
     chain = load_chain(config.workflow, config.stages, config.training.device)
-    plans = {
-        name: replace(
-            plan,
-            slots=options.batch_size,
-            params=replace(
-                plan.params,
-                num_inference_steps=options.num_inference_steps or plan.params.num_inference_steps,
-            ),
-        )
-        for name, plan in chain.plans.items()
-    }
+    plans = _plans(chain, config.evaluation)
     reward = build_rewards([term.model_dump() for term in config.rewards])
-    seeds = seeds_per_prompt or options.seeds_per_prompt
+    seeds = seeds_per_prompt or config.evaluation.seeds_per_prompt
 
     def run_once() -> Evaluation:
         return evaluate_chain(
@@ -75,31 +70,41 @@ def evaluate_run(
         )
 
     before = run_once()
-    role = WeightRole.EMA if options.weights == "ema" else WeightRole.STUDENT
-    iteration = publish_run(chain, run_dir, role, on_message)
-    after = run_once()
+    iteration = publish_run(chain, run_dir, served_role(config), on_message)
+    result = _compared(iteration, before, run_once(), config.evaluation)
+    _write(run_dir / EVALUATION_FILE, path, seeds, result)
+    return result
 
-    def compare(first: list[float], second: list[float]) -> PairedComparison:
+
+def _plans(chain: ServedChain, options: EvaluationConfig) -> dict[str, StagePlan]:
+    """Return each stage's plan with the evaluation's batch size and number of steps."""
+    plans = {}
+    for name, plan in chain.plans.items():
+        steps = options.num_inference_steps or plan.params.num_inference_steps
+        params = replace(plan.params, num_inference_steps=steps)
+        plans[name] = replace(plan, slots=options.batch_size, params=params)
+    return plans
+
+
+def _compared(
+    iteration: int, before: Evaluation, after: Evaluation, options: EvaluationConfig
+) -> BeforeAfter:
+    def compare(first: torch.Tensor, second: torch.Tensor) -> PairedComparison:
         return paired_bootstrap(
-            first,
-            second,
+            first.tolist(),
+            second.tolist(),
             clusters=before.prompts,
             confidence=options.confidence,
             samples=options.bootstrap_samples,
         )
 
-    result = BeforeAfter(
+    return BeforeAfter(
         iteration,
         before,
         after,
-        compare(before.scores.tolist(), after.scores.tolist()),
-        {
-            name: compare(values.tolist(), after.components[name].tolist())
-            for name, values in before.components.items()
-        },
+        compare(before.scores, after.scores),
+        {n: compare(values, after.components[n]) for n, values in before.components.items()},
     )
-    _write(run_dir / EVALUATION_FILE, path, seeds, result)
-    return result
 
 
 def _summary(comparison: PairedComparison) -> dict[str, float]:
@@ -122,4 +127,7 @@ def _write(path: Path, prompts: Path, seeds_per_prompt: int, result: BeforeAfter
         "reward": _summary(result.comparison),
         "components": {name: _summary(c) for name, c in result.components.items()},
     }
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(strict_json(content), indent=2, allow_nan=False)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(path)

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from workflow_rl.config import PromptRecord, StageConfig
+from workflow_rl.config.run_dir import load_run_config
 from workflow_rl.enums import ExecutionProfile
+from workflow_rl.errors import WorkflowRLError
+from workflow_rl.evaluation.finite import finite_samples
 from workflow_rl.evaluation.media_files import write_media
-from workflow_rl.serving.chain import load_chain, publish_run
-from workflow_rl.training.weight_sync import WeightRole
+from workflow_rl.serving.chain import load_chain, publish_run, served_role
 from workflow_rl.workflow import run_chain
 
 MAX_STEM = 60
@@ -32,16 +34,22 @@ def generate(
     Parameters
     ----------
     run_dir
-        Serve the newest checkpoint of this run; None: the weights in the folders.
+        Serve the newest checkpoint of this run, in the role of its ``evaluation.weights``; None:
+        the weights in the folders.
 
     Returns
     -------
     list of Path
         One file per stage.
+
+    Raises
+    ------
+    WorkflowRLError
+        If what a stage made is not finite; nothing is written then.
     """
     chain = load_chain(workflow_id, stages)
     if run_dir is not None:
-        publish_run(chain, run_dir, WeightRole.STUDENT, on_message)
+        publish_run(chain, run_dir, served_role(load_run_config(run_dir)), on_message)
     outputs = run_chain(
         chain.workflow,
         chain.instances,
@@ -50,6 +58,12 @@ def generate(
         [seed],
         profiles=dict.fromkeys(chain.instances, ExecutionProfile.SERVE),
     )
+    for output in outputs:
+        if not bool(finite_samples(output).all()):
+            raise WorkflowRLError(
+                f"stage {output.stage.name!r} made values that are not finite; "
+                "use dtype float32 or other weights"
+            )
     stem = re.sub(r"[^a-z0-9]+", "_", prompt.lower()).strip("_")[:MAX_STEM] or "sample"
     return [
         write_media(
