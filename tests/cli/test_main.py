@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.conftest import Invoke
 from workflow_rl import __version__
+from workflow_rl.errors import WorkflowRLError
 
 HEAVY = ("torch", "diffusers", "transformers", "numpy", "av", "PIL")
 COMMANDS = ["train", "resume", "generate", "evaluate", "report", "kernels", "pretrain-tiny"]
@@ -87,3 +88,15 @@ def test_fault_of_ours_keeps_its_traceback(
     monkeypatch.setattr("workflow_rl.cli.train.check_inputs", fail)
     with pytest.raises(RuntimeError, match="a defect"):
         invoke("train", "run.yaml")
+
+
+def test_a_stop_on_purpose_is_one_line_and_exit_code_1(
+    invoke: Invoke, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise WorkflowRLError("stage 't2i': 10 updates in a row\nwere not finite")
+
+    monkeypatch.setattr("workflow_rl.cli.train.check_inputs", stop)
+    result = invoke("train", "run.yaml")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: stage 't2i': 10 updates in a row were not finite\n"

@@ -16,20 +16,27 @@ from workflow_rl.cli.kernels import list_kernels
 from workflow_rl.cli.pretrain_tiny import pretrain_tiny
 from workflow_rl.cli.report import report
 from workflow_rl.cli.train import resume, train
-from workflow_rl.errors import UserError
+from workflow_rl.errors import UserError, WorkflowRLError
 
 USER_ERROR_EXIT_CODE = 2
+STOPPED_ON_PURPOSE_EXIT_CODE = 1
 
 
 class _Commands(TyperGroup):
-    """Shows a fault in the user's input as one line; any other exception keeps its traceback."""
+    """Shows what is raised on purpose as one line; any other exception keeps its traceback.
+
+    A fault in the user's input exits with 2, a stop (C2, updates that are not finite, a full disk,
+    a refused publication) with 1.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except UserError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(USER_ERROR_EXIT_CODE) from None
+        except WorkflowRLError as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            is_user_error = isinstance(error, UserError)
+            code = USER_ERROR_EXIT_CODE if is_user_error else STOPPED_ON_PURPOSE_EXIT_CODE
+            raise typer.Exit(code) from None
 
 
 app = typer.Typer(
