@@ -356,3 +356,15 @@ def test_parameters_of_a_stage_leave_the_sde_to_its_arguments(make_method: MakeM
 def test_nested_credit_needs_two_videos(make_method: MakeMethod) -> None:
     with pytest.raises(UserError, match="nested"):
         make_method(credit="nested", num_videos_per_image=1)
+
+
+def test_only_the_named_modules_train(make_method: MakeMethod) -> None:
+    policy = make_method(beta=0.0).policies[0]
+    parts = ("context_embedder", "transformer_blocks.0.attn")
+    narrowed = StagePolicy(replace(policy.settings, train_modules=parts), policy.student, None)
+    prefixes = tuple(f"transformer.{part}." for part in parts)
+    expected = {name for name in policy.parameters() if name.startswith(prefixes)}
+    assert set(narrowed.parameters()) == expected
+    assert 0 < len(expected) < len(policy.parameters())
+    with pytest.raises(UserError, match=r"names 'blocks\.0', which is no part of the model"):
+        StagePolicy(replace(policy.settings, train_modules=("blocks.0",)), policy.student, None)

@@ -128,6 +128,11 @@ class StageConfig(ConfigModel):
     max_sequence_length: int | None = Field(
         None, ge=1, le=512, description="Text tokens; null is the tokenizer's limit, at most 512."
     )
+    train_modules: tuple[str, ...] = Field(
+        (),
+        description="Sub-modules that train, by a dotted part of their name such as "
+        "`time_text_embed.text_embedder`; empty trains the whole transformer.",
+    )
     freeze: bool = Field(False, description="Keep this stage's weights; it still samples.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="This stage's optimiser.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")

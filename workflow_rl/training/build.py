@@ -99,6 +99,7 @@ def stage_settings(stage: WorkflowStage, config: StageConfig, total_steps: int) 
         max_grad_norm=config.max_grad_norm,
         micro_batch_size=config.micro_batch_size,
         ema_decay=config.ema.decay,
+        train_modules=config.train_modules,
         freeze=config.freeze,
     )
 
