@@ -120,12 +120,15 @@ def test_sigma_tilde_replaces_one_and_nothing_else() -> None:
     assert sigma_tilde(sigma, second).tolist() == [0.9, 0.9, 1.0 - 3 * AT_ONE, 0.5]
 
 
-def test_flow_sde_at_one_needs_the_second_sigma() -> None:
+def test_a_step_from_one_ends_at_the_second_sigma() -> None:
+    """So that is what stands in for 1 where no second sigma is given."""
     one, half = torch.ones(1, dtype=F64), torch.full((1,), 0.5, dtype=F64)
-    with pytest.raises(ValueError, match="second sigma"):
-        affine_step(SDE_KINDS["flow_sde"], one, half, None, 0.7)
+    flow_sde = SDE_KINDS["flow_sde"]
+    assert affine_step(flow_sde, one, half, None, 0.7) == affine_step(
+        flow_sde, one, half, half, 0.7
+    )
     with pytest.raises(ValueError, match="below 1"):
-        affine_step(SDE_KINDS["flow_sde"], one, half, one, 0.7)
+        affine_step(flow_sde, one, half, one, 0.7)
 
 
 @pytest.mark.parametrize(
