@@ -35,8 +35,8 @@ def main() -> None:
     """Write the animation: the upper row before training, the lower one after."""
     run = Path(sys.argv[1])
     lines = IterationLog(run / "evaluations.jsonl").read()
-    last_stage = list(lines[0]["media"])[-1]
-    before, after = (row_of(run, line["media"][last_stage]) for line in (lines[0], lines[-1]))
+    videos = next(s for s, paths in lines[0]["media"].items() if paths[0].endswith(".mp4"))
+    before, after = (row_of(run, line["media"][videos]) for line in (lines[0], lines[-1]))
     gap = torch.full_like(before[:, :, :GAP], 0.35)
     sheet = torch.cat([before, gap, after], dim=2)
     held = sheet[:, -1:].expand(-1, 4, -1, -1)
