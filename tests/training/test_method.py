@@ -212,7 +212,7 @@ def test_a_sample_that_is_not_finite_fails_alone(
             monkeypatch.setattr(method, "_rollout", spoilt_rollout)
         _, metrics = method.managed_train_step(BATCH, 0)
         runs.append((gradients, metrics))
-        assert method.last is not None
+    assert method.last is not None
     assert method.last.scores.failures == {
         2: "stage i2v: not finite",
         6: "stage t2i: not finite",
