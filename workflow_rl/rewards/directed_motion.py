@@ -39,6 +39,8 @@ CLEAN_LIKELIHOOD = 0.85
 """Likelihood of the named shape from which on it is told from the others."""
 BAD_FRAME = 0.05
 """What the worst frame counts in the harmonic mean: one bad frame of 9 leaves 0.28."""
+CHUNK = 64
+"""Videos judged at once: the masks of many would be most of an iteration's memory."""
 VISIBLE_MASS = 5.0
 """Pixels of the named colour below which there is no shape to place."""
 
@@ -246,10 +248,11 @@ class DirectedMotion:
                 captions[index] = parse_caption(prompt)
             except ValueError as error:
                 failures[index] = str(error)
-        rows = list(captions)
         travel, fidelity, start = torch.full((3, len(batch)), math.nan)
-        if rows:
-            videos_BCTHW, named = batch.media[rows].cpu(), list(captions.values())
+        valid = list(captions)
+        for first in range(0, len(valid), CHUNK):
+            rows = valid[first : first + CHUNK]
+            videos_BCTHW, named = batch.media[rows].cpu(), [captions[row] for row in rows]
             travel[rows], fidelity[rows] = motion(videos_BCTHW, named, self.max_step)
             start[rows] = start_position(videos_BCTHW, [str(caption) for caption in named])
         parts = {"travel": travel, "fidelity": fidelity, "start": start}
