@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from workflow_rl.card import ModelCard
-from workflow_rl.enums import GuidanceMode, MediaKind
+from workflow_rl.enums import MediaKind
 from workflow_rl.instance import ModelInstance, Platform
 from workflow_rl.models.common import Conditioning, ScheduleSpec
+from workflow_rl.models.guidance import NO_GUIDANCE, Guidance
 from workflow_rl.request import DiffusionParams, Request, TaskType
 
 SIDE = 4
@@ -25,6 +26,7 @@ class FakeAdapter:
         self.card = card
         self.modules: Mapping[str, nn.Module] = {"transformer": nn.Identity()}
         self.media_kind = MediaKind.IMAGE if card.task is TaskType.T2I else MediaKind.VIDEO
+        self.scheduler = None
         self.batches: list[tuple[Request, ...]] = []
 
     def active_adapters(self, component: str) -> str:
@@ -33,8 +35,8 @@ class FakeAdapter:
     def resolve(self, request: Request) -> DiffusionParams:
         return request.params
 
-    def guidance_mode(self, params: DiffusionParams) -> GuidanceMode:
-        return GuidanceMode.NONE
+    def guidance(self, params: DiffusionParams) -> Guidance:
+        return NO_GUIDANCE
 
     def encode(self, instance: ModelInstance, requests: Sequence[Request]) -> list[Conditioning]:
         self.batches.append(tuple(requests))
@@ -44,10 +46,18 @@ class FakeAdapter:
         return 3, SIDE, SIDE
 
     def schedule(self, params: DiffusionParams) -> ScheduleSpec:
-        return ScheduleSpec({"num_train_timesteps": 1000}, None, explicit_sigmas=False)
+        return ScheduleSpec({"num_train_timesteps": 1000})
 
-    def policy_at(self, timestep: float) -> str:
+    def policy_at(self, timestep: float, params: DiffusionParams) -> str:
         return "transformer"
+
+    def sampled_mask(self, params: DiffusionParams) -> torch.Tensor | None:
+        return None
+
+    def with_given(
+        self, latents: torch.Tensor, conditioning: Conditioning, params: DiffusionParams
+    ) -> torch.Tensor:
+        return latents
 
     def velocity(
         self,

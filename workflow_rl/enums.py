@@ -9,6 +9,13 @@ SDEKind = Literal["flow_sde", "cps", "dance_sde", "ode"]
 """Laws of a sampler step; ``workflow_rl.loop.sde`` holds their formulas."""
 
 
+Sampler = Literal["euler", "checkpoint"]
+"""Who takes the steps: our Euler step, which rollout builds on, or the folder's own scheduler."""
+
+CFGBatching = Literal["sequential", "batched"]
+"""How classifier-free guidance runs its two forward passes: one by one, or as one double batch."""
+
+
 class ExecutionProfile(StrEnum):
     """How the one loop is driven.
 
@@ -41,8 +48,9 @@ class ConsistencyLevel(Enum):
 class GuidanceMode(StrEnum):
     """How a guidance scale enters the velocity.
 
-    ``NONE``: not at all. ``CFG``: v = v_neg + g (v_pos - v_neg), two forward passes (Ho & Salimans
-    2022, eq. 6). ``EMBEDDED``: the scale is an input of a guidance-distilled transformer.
+    ``NONE``: not at all. ``CFG``: classifier-free, of the velocities under the prompt and under a
+    negative prompt, by the family's rule. ``EMBEDDED``: the scale is an input of a
+    guidance-distilled transformer.
     """
 
     NONE = "none"

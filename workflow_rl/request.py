@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import torch
 
-from workflow_rl.enums import SDEKind
+from workflow_rl.enums import CFGBatching, GuidanceMode, Sampler, SDEKind
 from workflow_rl.errors import UserError
 
 
@@ -32,6 +32,7 @@ class SampleId:
         The prompt of the chain (not a stage's own text), so that all stages of one sample agree.
     path
         Position in the tree below the prompt: ``(i,)`` is image i, ``(i, j)`` video j of image i.
+        Where the image is a given first frame, i is the digest of its file.
     draw
         Which visit of the prompt this is: a prompt that comes back in a later iteration draws
         fresh noise.
@@ -58,8 +59,17 @@ class DiffusionParams:
     ----------
     num_inference_steps
         Denoising steps n; the schedule has n + 1 sigmas.
+    guidance
+        How the scale acts. None: as the checkpoint has it (classifier-free where the scale asks
+        for it).
     guidance_scale
         None: the family's neutral value (no classifier-free guidance; 3.5 where it is embedded).
+    guidance_scale_2
+        Scale of the second expert of a model that has two. None: ``guidance_scale``.
+    cfg_batching
+        How classifier-free guidance runs its two passes; equal up to rounding.
+    sampler
+        ``euler`` takes our Euler steps; ``checkpoint`` serves with the folder's own scheduler.
     height, width
         Pixels. None: what the checkpoint declares, or the size of the conditioning image.
     num_frames
@@ -75,7 +85,11 @@ class DiffusionParams:
     """
 
     num_inference_steps: int = 6
+    guidance: GuidanceMode | None = None
     guidance_scale: float | None = None
+    guidance_scale_2: float | None = None
+    cfg_batching: CFGBatching = "sequential"
+    sampler: Sampler = "euler"
     height: int | None = None
     width: int | None = None
     num_frames: int | None = None
@@ -86,10 +100,14 @@ class DiffusionParams:
     kernel: str | None = None
 
     def __post_init__(self) -> None:
-        if self.sde_kind not in get_args(SDEKind):
-            raise UserError(
-                f"sde_kind is {self.sde_kind!r}; use one of {', '.join(get_args(SDEKind))}"
-            )
+        for name, names in (
+            ("sde_kind", SDEKind),
+            ("cfg_batching", CFGBatching),
+            ("sampler", Sampler),
+        ):
+            value, known = getattr(self, name), get_args(names)
+            if value not in known:
+                raise UserError(f"{name} is {value!r}; use one of {', '.join(known)}")
         if self.num_inference_steps < 1:
             raise UserError(
                 f"num_inference_steps is {self.num_inference_steps}; it must be at least 1"

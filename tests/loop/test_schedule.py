@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
@@ -18,6 +17,7 @@ from workflow_rl.loop.schedule import (
     flow_match_sigmas,
     sigmas_from_scheduler_config,
 )
+from workflow_rl.models.common import linear_sigmas
 
 configs = st.fixed_dictionaries(
     {
@@ -54,12 +54,13 @@ def test_equal_to_the_stock_scheduler(
             config["base_shift"],
             config["max_shift"],
         )
-    if explicit:
-        stock.set_timesteps(sigmas=np.linspace(1.0, 1 / num_steps, num_steps).tolist(), mu=mu)
+    sigmas = linear_sigmas(num_steps) if explicit else None
+    if sigmas is not None:
+        stock.set_timesteps(sigmas=list(sigmas), mu=mu)
     else:
         stock.set_timesteps(num_steps, mu=mu)
     ours = sigmas_from_scheduler_config(
-        stock.config, num_steps, num_tokens=num_tokens, explicit=explicit
+        stock.config, num_steps, num_tokens=num_tokens, sigmas=sigmas
     )
     assert ours.dtype is torch.float32
     assert torch.equal(ours, stock.sigmas)
@@ -92,7 +93,7 @@ def test_known_schedules_with_explicit_sigmas(
     first: tuple[float, ...],
     last: tuple[float, ...],
 ) -> None:
-    sigmas = sigmas_from_scheduler_config(config, num_steps, explicit=True, **how)
+    sigmas = sigmas_from_scheduler_config(config, num_steps, sigmas=linear_sigmas(num_steps), **how)
     assert len(sigmas) == num_steps + 1
     assert sigmas[: len(first)].tolist() == pytest.approx(first, abs=1e-5)
     assert sigmas[-1 - len(last) : -1].tolist() == pytest.approx(last, abs=1e-5)

@@ -7,12 +7,11 @@ import math
 import pytest
 import torch
 
-from workflow_rl.enums import GuidanceMode
 from workflow_rl.loop.record import BehaviourRecord
 from workflow_rl.request import DiffusionParams
 from workflow_rl.training.update import C2Error, LargestLogRatio
 
-RECORD = BehaviourRecord(("a", "b"), DiffusionParams(), (), (), "k", "d", GuidanceMode.NONE, {})  # type: ignore[arg-type]
+RECORD = BehaviourRecord(("a", "b"), DiffusionParams(), (), (), "k", "d", "none", {})  # type: ignore[arg-type]
 
 
 def test_the_gate_sees_finite_samples_only() -> None:

@@ -1,6 +1,7 @@
 """The model families, each registered once: what tells a folder's family, and what it can make.
 
-Light: reading a folder's JSON needs neither PyTorch nor diffusers. A new family is one entry here.
+Light: reading a folder's JSON needs neither PyTorch nor diffusers. A new family is one entry here;
+a family whose checkpoints come under several pipeline classes has one entry for each, of one name.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,6 +45,9 @@ class Family:
     grid: Callable[[ReadJSON], Grid]
     refusal: Callable[[Mapping[str, Any]], str | None] = lambda index: None
 
+
+EULER = "FlowMatchEulerDiscreteScheduler"
+"""The scheduler whose steps rollout builds on."""
 
 WAN_MIN_MULTIPLE = 16
 """``WanImageToVideoPipeline`` refuses sizes that are not multiples of this many pixels."""

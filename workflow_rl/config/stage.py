@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from workflow_rl.config.base import ConfigModel
-from workflow_rl.enums import SDEKind
+from workflow_rl.enums import CFGBatching, GuidanceMode, Sampler, SDEKind
 
 StageTask = Literal["t2i", "i2v"]
 
@@ -105,6 +105,27 @@ class StageConfig(ConfigModel):
     num_inference_steps: int = Field(6, ge=1, description="Denoising steps, rollout and training.")
     guidance_scale: float | None = Field(
         None, ge=0, description="Guidance; null is the family's neutral value."
+    )
+    guidance: GuidanceMode | None = Field(
+        None,
+        description="How guidance_scale acts: none, cfg (classifier-free) or embedded (an input of "
+        "a distilled model); null is as the checkpoint has it.",
+    )
+    guidance_scale_2: float | None = Field(
+        None,
+        ge=0,
+        description="Guidance of the second expert of a model that has two (Wan 2.2 A14B); null is "
+        "guidance_scale.",
+    )
+    cfg_batching: CFGBatching = Field(
+        "sequential",
+        description="How classifier-free guidance runs its two forward passes: one by one, or "
+        "`batched` as one of twice the batch; equal up to rounding.",
+    )
+    sampler: Sampler = Field(
+        "euler",
+        description="euler: the steps that rollout builds on. checkpoint: the folder's own "
+        "scheduler, for serving and frozen stages.",
     )
     negative_prompt: str | None = Field(
         None,

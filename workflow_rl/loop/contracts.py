@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -30,7 +30,8 @@ class DenoiseStep:
     ``latents`` [B, ...]; ``conditioning`` is batched. ``kind`` is ``ode`` or an SDE kind;
     ``noise`` [B, ...] drives an SDE step. ``recorded_sample`` is given in training: the step's
     log-prob is then that of this sample, and nothing is drawn. ``kernel`` names the
-    ``FLOW_SDE_STEP`` kernel that executes the sampler step.
+    ``FLOW_SDE_STEP`` kernel that executes the sampler step; a ``scheduler`` (of the checkpoint, at
+    this step) executes it instead. ``mask`` is True where latents are sampled, not given.
     """
 
     index: int
@@ -47,6 +48,8 @@ class DenoiseStep:
     kernel: str
     noise: torch.Tensor | None = None
     recorded_sample: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    scheduler: Any | None = None
 
 
 @dataclass(frozen=True)

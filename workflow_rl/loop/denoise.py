@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from workflow_rl.loop.contracts import (
 from workflow_rl.loop.noise import INIT_STEP, NoiseKey, draw_noise
 from workflow_rl.loop.record import BehaviourRecord, StepRecord
 from workflow_rl.loop.sampler import SDEStep
-from workflow_rl.loop.schedule import sigmas_from_scheduler_config
+from workflow_rl.loop.schedule import checkpoint_scheduler, euler_sigmas, is_euler
 from workflow_rl.models.common import Conditioning, collate
 from workflow_rl.platform import FLOW_SDE_STEP, kernels
 from workflow_rl.request import DiffusionParams, Request
@@ -41,6 +42,8 @@ class DenoiseState:
     timesteps: tuple[float, ...]
     latents: torch.Tensor
     kernel: str
+    mask: torch.Tensor | None
+    scheduler: Any | None
     index: int = 0
     rows: list[Conditioning] | None = None
     batch: Conditioning = field(default_factory=dict)
@@ -52,9 +55,9 @@ class DenoiseState:
 class DenoiseLoop:
     """Flow-matching denoising, for every family: encode, n velocity steps, decode.
 
-    In ``SERVE`` all steps are ODE steps. In ``ROLLOUT`` the steps in ``params.sde_steps`` are SDE
-    steps, and are captured. ``TRAIN`` is driven by :meth:`replay`, from a record. The state is kept
-    in float32 whatever the model's dtype.
+    In ``SERVE`` all steps are ODE steps, or those of the checkpoint's own scheduler. In ``ROLLOUT``
+    the steps in ``params.sde_steps`` are SDE steps, and are captured. ``TRAIN`` is driven by
+    :meth:`replay`, from a record. The state is kept in float32 whatever the model's dtype.
     """
 
     loop_id = "denoise"
@@ -76,14 +79,8 @@ class DenoiseLoop:
                 "(the size of an i2v request is its image's); run them apart"
             )
         device = instance.platform.device
-        spec = adapter.schedule(params)
-        sigmas = sigmas_from_scheduler_config(
-            spec.config,
-            params.num_inference_steps,
-            num_tokens=spec.num_tokens,
-            explicit=spec.explicit_sigmas,
-        )
-        timesteps = sigmas[:-1] * spec.config["num_train_timesteps"]
+        scheduler, sigmas, timesteps = _schedule(instance, params, profile)
+        mask = adapter.sampled_mask(params)
         return DenoiseState(
             instance=instance,
             requests=tuple(resolved),
@@ -93,6 +90,8 @@ class DenoiseLoop:
             timesteps=tuple(timesteps.tolist()),
             latents=_initial_latents(resolved, adapter.latent_shape(params)).to(device),
             kernel=kernels.select(FLOW_SDE_STEP, device.type, params.kernel).name,
+            mask=None if mask is None else mask.to(device),
+            scheduler=scheduler,
         )
 
     def next(self, state: DenoiseState) -> Step | None:
@@ -115,7 +114,7 @@ class DenoiseLoop:
         return DenoiseStep(
             index=index,
             num_steps=state.params.num_inference_steps,
-            component=state.instance.adapter.policy_at(state.timesteps[index]),
+            component=state.instance.adapter.policy_at(state.timesteps[index], state.params),
             params=state.params,
             latents=state.latents,
             conditioning=state.batch,
@@ -126,12 +125,17 @@ class DenoiseLoop:
             kind=state.params.sde_kind if stochastic else ODE,
             kernel=state.kernel,
             noise=noise,
+            mask=state.mask,
+            scheduler=state.scheduler,
         )
 
     def advance(self, state: DenoiseState, result: StepResult) -> None:
         if isinstance(result, list):
             state.rows = result
             state.batch = collate(result)
+            state.latents = state.instance.adapter.with_given(
+                state.latents, state.batch, state.params
+            )
         elif isinstance(result, SDEStep):
             step = state.pending
             if step is None:
@@ -157,8 +161,9 @@ class DenoiseLoop:
                 conditioning=tuple(state.rows),
                 kernel=state.kernel,
                 dtype=str(instance.platform.dtype),
-                guidance=instance.adapter.guidance_mode(state.params),
+                guidance=instance.adapter.guidance(state.params).name,
                 weights_version=instance.versions(),
+                mask=state.mask,
             ).to("cpu")
         return LoopOutput(state.requests, state.media.cpu(), record)
 
@@ -169,6 +174,7 @@ class DenoiseLoop:
         Executing one gives the log-prob of the recorded sample under the current weights.
         """
         batch = {name: tensor.to(device) for name, tensor in collate(record.conditioning).items()}
+        mask = None if record.mask is None else record.mask.to(device)
         return [
             DenoiseStep(
                 index=step.index,
@@ -184,9 +190,29 @@ class DenoiseLoop:
                 kind=record.params.sde_kind,
                 kernel=record.kernel,
                 recorded_sample=step.sample.to(device),
+                mask=mask,
             )
             for step in record.steps
         ]
+
+
+def _schedule(
+    instance: ModelInstance, params: DiffusionParams, profile: ExecutionProfile
+) -> tuple[Any | None, torch.Tensor, torch.Tensor]:
+    """Return the checkpoint's scheduler if it is to step, sigmas [n + 1] and timesteps [n]."""
+    adapter = instance.adapter
+    spec = adapter.schedule(params)
+    if params.sampler == "euler" or is_euler(adapter.scheduler):
+        sigmas = euler_sigmas(spec, params.num_inference_steps)
+        return None, sigmas, sigmas[:-1] * spec.config["num_train_timesteps"]
+    if profile is ExecutionProfile.ROLLOUT:
+        raise UserError(
+            f"{instance.card.model_id} cannot be rolled out with sampler: checkpoint, whose "
+            f"{type(adapter.scheduler).__name__} has no log-prob; use sampler: euler"
+        )
+    device = instance.platform.device
+    own = checkpoint_scheduler(adapter.scheduler, spec, params.num_inference_steps, device)
+    return own, own.sigmas, own.timesteps.float()
 
 
 def _initial_latents(requests: Sequence[Request], shape: tuple[int, ...]) -> torch.Tensor:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from workflow_rl.enums import GuidanceMode
 from workflow_rl.models.common import Conditioning
 from workflow_rl.request import DiffusionParams, SampleId
 
@@ -42,6 +41,8 @@ class BehaviourRecord:
 
     Tensors of consecutive steps share storage (one step's ``sample`` is the next one's ``prev``),
     and samples of a group share conditioning, so a record costs about one trajectory.
+    ``guidance`` names the rule of guidance. ``mask``, broadcastable to one sample's latents, is
+    True where they were sampled and not given; None: all were.
     """
 
     samples: tuple[SampleId, ...]
@@ -50,8 +51,9 @@ class BehaviourRecord:
     conditioning: tuple[Conditioning, ...]
     kernel: str
     dtype: str
-    guidance: GuidanceMode
+    guidance: str
     weights_version: dict[str, int]
+    mask: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -92,6 +94,7 @@ class BehaviourRecord:
 
         return replace(
             self,
+            mask=None if self.mask is None else move(self.mask),
             conditioning=tuple(
                 {name: move(tensor) for name, tensor in row.items()} for row in self.conditioning
             ),

@@ -6,6 +6,7 @@ knows its own index only needs the numbers.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -14,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from workflow_rl.config.families import EULER
 from workflow_rl.errors import UserError
+from workflow_rl.models.common import ScheduleSpec
 
 TimeShiftType = Literal["exponential", "linear"]
 Sigmas = npt.NDArray[np.floating[Any]]
@@ -105,7 +108,7 @@ def sigmas_from_scheduler_config(
     *,
     num_tokens: int | None = None,
     mu: float | None = None,
-    explicit: bool = False,
+    sigmas: Sequence[float] | None = None,
 ) -> torch.Tensor:
     """Return the Euler sigmas that a checkpoint's scheduler configuration asks for.
 
@@ -120,8 +123,8 @@ def sigmas_from_scheduler_config(
         Latent tokens, for the dynamic shift of :func:`calculate_shift`.
     mu
         The dynamic shift itself, for families with a rule of their own; wins over ``num_tokens``.
-    explicit
-        True where the stock pipeline passes linspace(1, 1/n, n), False where it passes none.
+    sigmas
+        What the stock pipeline passes, e.g. linspace(1, 1/n, n); None where it passes none.
 
     Returns
     -------
@@ -141,24 +144,70 @@ def sigmas_from_scheduler_config(
                 f"the checkpoint's scheduler has {key} set, which the Euler sampler does not "
                 "support; set it to false in scheduler/scheduler_config.json"
             )
-    if not config.get("use_dynamic_shifting", False):
-        mu = None
-    elif mu is None:
-        if num_tokens is None:
-            raise ValueError("a dynamic shift needs num_tokens or mu")
-        mu = calculate_shift(
-            num_tokens,
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
     return flow_match_sigmas(
         num_steps,
         shift=config["flow_shift"] if "flow_shift" in config else config.get("shift", 1.0),
-        mu=mu,
-        sigmas=np.linspace(1.0, 1.0 / num_steps, num_steps).tolist() if explicit else None,
+        mu=_dynamic_mu(config, num_tokens, mu),
+        sigmas=sigmas,
         shift_terminal=config.get("shift_terminal"),
         time_shift_type=config.get("time_shift_type", "exponential"),
         num_train_timesteps=config.get("num_train_timesteps", 1000),
     )
+
+
+def _dynamic_mu(
+    config: Mapping[str, Any], num_tokens: int | None, mu: float | None
+) -> float | None:
+    """Return the dynamic shift; None where the checkpoint's shift is static."""
+    if not config.get("use_dynamic_shifting", False):
+        return None
+    if mu is not None:
+        return mu
+    if num_tokens is None:
+        raise ValueError("a dynamic shift needs num_tokens or mu")
+    return calculate_shift(
+        num_tokens,
+        config.get("base_image_seq_len", 256),
+        config.get("max_image_seq_len", 4096),
+        config.get("base_shift", 0.5),
+        config.get("max_shift", 1.15),
+    )
+
+
+def euler_sigmas(spec: ScheduleSpec, num_steps: int) -> torch.Tensor:
+    """Return the Euler sigmas of a family's schedule, float32 [num_steps + 1]."""
+    return sigmas_from_scheduler_config(
+        spec.config, num_steps, num_tokens=spec.num_tokens, mu=spec.mu, sigmas=spec.sigmas
+    )
+
+
+def is_euler(scheduler: Any) -> bool:
+    """Say whether a checkpoint's scheduler takes the Euler steps that rollout builds on."""
+    return type(scheduler).__name__ == EULER
+
+
+def checkpoint_scheduler(
+    scheduler: Any, spec: ScheduleSpec, num_steps: int, device: torch.device
+) -> Any:
+    """Return a copy of a checkpoint's scheduler, set to its first step as its pipeline sets it.
+
+    Raises
+    ------
+    UserError
+        If it evaluates the model more than once per step.
+    """
+    own = copy.deepcopy(scheduler)
+    options: dict[str, Any] = {}
+    if spec.sigmas is not None:
+        options["sigmas"] = list(spec.sigmas)
+    mu = _dynamic_mu(spec.config, spec.num_tokens, spec.mu)
+    if mu is not None:
+        options["mu"] = mu
+    own.set_timesteps(num_steps, device=device, **options)
+    if len(own.timesteps) != num_steps:
+        raise UserError(
+            f"the checkpoint's {type(own).__name__} takes {len(own.timesteps)} evaluations for "
+            f"{num_steps} steps, which the loop does not drive; use sampler: euler"
+        )
+    own.set_begin_index(0)
+    return own

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from workflow_rl.card import ModelCard
-from workflow_rl.enums import GuidanceMode, MediaKind
-from workflow_rl.errors import UserError
+from workflow_rl.enums import MediaKind
 from workflow_rl.instance import ModelInstance
 from workflow_rl.request import DiffusionParams, Request
 
-MAX_SEQUENCE_LENGTH = 512
+if TYPE_CHECKING:
+    from workflow_rl.models.guidance import Guidance
+
+NEGATIVE = "negative_"
+"""Prefix of the conditioning entries of the negative prompt."""
 
 Conditioning = Mapping[str, torch.Tensor]
 """What a transformer is conditioned on, for one sample: named tensors without a batch axis.
@@ -27,22 +32,30 @@ Samples of a group share the tensor objects (one text embedding, one encoded ima
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """What a family feeds its flow-matching schedule.
+    """What the stock pipeline of a family feeds its flow-matching schedule.
 
     Parameters
     ----------
     config
-        Configuration of the folder's scheduler.
+        Configuration of the folder's scheduler: static shift, dynamic shift, terminal.
     num_tokens
-        Image tokens for dynamic shifting; None where the family does not use it.
-    explicit_sigmas
-        True where the stock pipeline passes linspace(1, 1/n, n), False where it lets the scheduler
-        make its own.
+        Latent tokens, for a dynamic shift that is linear in them; None where there is none.
+    mu
+        The dynamic shift itself, of a family with a rule of its own; wins over ``num_tokens``.
+    sigmas
+        The sigmas before the shift that the pipeline passes, as :func:`linear_sigmas`; None where
+        it lets the scheduler make its own.
     """
 
     config: Mapping[str, Any]
-    num_tokens: int | None
-    explicit_sigmas: bool
+    num_tokens: int | None = None
+    mu: float | None = None
+    sigmas: tuple[float, ...] | None = None
+
+
+def linear_sigmas(num_steps: int) -> tuple[float, ...]:
+    """Return linspace(1, 1/n, n), which most pipelines pass to their scheduler."""
+    return tuple(np.linspace(1.0, 1.0 / num_steps, num_steps).tolist())
 
 
 class ModelAdapter(Protocol):
@@ -51,6 +64,11 @@ class ModelAdapter(Protocol):
     card: ModelCard
     modules: Mapping[str, nn.Module]
     media_kind: MediaKind
+
+    @property
+    def scheduler(self) -> Any:
+        """The folder's own scheduler; who samples with it takes a copy."""
+        ...
 
     def active_adapters(self, component: str) -> str:
         """Return a name for the adapters (LoRA) active in ``component``; "" for none."""
@@ -66,8 +84,14 @@ class ModelAdapter(Protocol):
         """
         ...
 
-    def guidance_mode(self, params: DiffusionParams) -> GuidanceMode:
-        """Return how ``params.guidance_scale`` enters the velocity."""
+    def guidance(self, params: DiffusionParams) -> Guidance:
+        """Return the rule by which ``params.guidance_scale`` enters the velocity.
+
+        Raises
+        ------
+        UserError
+            If the parameters ask for a kind of guidance that the model lacks.
+        """
         ...
 
     def encode(self, instance: ModelInstance, requests: Sequence[Request]) -> list[Conditioning]:
@@ -82,8 +106,22 @@ class ModelAdapter(Protocol):
         """Return what the sigmas are computed from."""
         ...
 
-    def policy_at(self, timestep: float) -> str:
+    def policy_at(self, timestep: float, params: DiffusionParams) -> str:
         """Return the name of the transformer that is active at ``timestep`` (1000 sigma)."""
+        ...
+
+    def sampled_mask(self, params: DiffusionParams) -> torch.Tensor | None:
+        """Return bool, broadcastable to one sample's latents: True where they are sampled.
+
+        The others are given, such as the latents of a first frame: they get no noise, stay as they
+        are in every step, and are left out of log-prob and KL. None: all are sampled.
+        """
+        ...
+
+    def with_given(
+        self, latents: torch.Tensor, conditioning: Conditioning, params: DiffusionParams
+    ) -> torch.Tensor:
+        """Return the initial latents [B, ...] with the given ones written in."""
         ...
 
     def velocity(
@@ -143,8 +181,23 @@ def cached_text_encode(
         ]
 
 
+def pad_tokens(tensors: Sequence[torch.Tensor], axis: int) -> list[torch.Tensor]:
+    """Return tensors of one length along ``axis``: shorter ones get zeros at the end.
+
+    A family with texts of several lengths keeps a mask of ones beside the text's tokens, which
+    becomes False on the padding.
+    """
+    longest = max(tensor.shape[axis] for tensor in tensors)
+    return [
+        tensor
+        if tensor.shape[axis] == longest
+        else F.pad(tensor, (0, 0) * (tensor.ndim - 1 - axis) + (0, longest - tensor.shape[axis]))
+        for tensor in tensors
+    ]
+
+
 def collate(rows: Sequence[Conditioning]) -> dict[str, torch.Tensor]:
-    """Stack per-sample conditioning into [B, ...] tensors.
+    """Stack per-sample conditioning into [B, ...] tensors, padded along their first axis.
 
     Raises
     ------
@@ -154,74 +207,7 @@ def collate(rows: Sequence[Conditioning]) -> dict[str, torch.Tensor]:
     names = rows[0].keys()
     if any(row.keys() != names for row in rows):
         raise ValueError("samples of one batch must have the same kinds of conditioning")
-    return {name: torch.stack([row[name] for row in rows]) for name in names}
-
-
-def sequence_length(tokenizer: Any, params: DiffusionParams) -> int:
-    """Return the number of text tokens: the request's, else the tokenizer's, at most 512.
-
-    Raises
-    ------
-    UserError
-        If the request asks for more, or for none.
-    """
-    asked = params.max_sequence_length
-    if asked is None:
-        return min(MAX_SEQUENCE_LENGTH, int(tokenizer.model_max_length))
-    if not 1 <= asked <= MAX_SEQUENCE_LENGTH:
-        raise UserError(
-            f"max_sequence_length is {asked}; give 1 to {MAX_SEQUENCE_LENGTH} text tokens"
-        )
-    return asked
-
-
-def check_negative_prompt(card: ModelCard, request: Request, mode: GuidanceMode) -> None:
-    """Raise a UserError if the request has a negative prompt that ``mode`` would ignore."""
-    if not request.negative_prompt or mode is GuidanceMode.CFG:
-        return
-    if mode is GuidanceMode.EMBEDDED:
-        raise UserError(
-            f"{card.model_id} takes no negative_prompt: its guidance is embedded (distilled); "
-            "leave it out, or use a checkpoint without guidance_embeds and guidance_scale > 1"
-        )
-    raise UserError(
-        f"{card.model_id} would ignore negative_prompt without classifier-free guidance; "
-        "set guidance_scale > 1 or leave negative_prompt out"
-    )
-
-
-def check_multiple(card: ModelCard, params: DiffusionParams, multiple: int) -> None:
-    """Raise a UserError unless height and width are positive multiples of ``multiple`` pixels."""
-    for name, size in (("height", params.height), ("width", params.width)):
-        if size is None or size <= 0 or size % multiple:
-            raise UserError(
-                f"{card.model_id} cannot make {name} {size}: "
-                f"give a positive multiple of {multiple} pixels"
-            )
-
-
-def guided_velocity(
-    forward: Callable[[Conditioning], torch.Tensor],
-    conditioning: Conditioning,
-    mode: GuidanceMode,
-    scale: float | None,
-) -> torch.Tensor:
-    """Return the velocity after guidance.
-
-    Under ``CFG`` entries named ``negative_<name>`` replace ``<name>`` in a second forward pass
-    (Ho & Salimans 2022, eq. 6). ``NONE`` and ``EMBEDDED`` take one pass.
-    """
-    positive = {k: v for k, v in conditioning.items() if not k.startswith("negative_")}
-    velocity = forward(positive)
-    if mode is not GuidanceMode.CFG:
-        return velocity
-    if scale is None:
-        raise ValueError("classifier-free guidance needs a scale")
-    negative = positive | {
-        k.removeprefix("negative_"): v for k, v in conditioning.items() if k.startswith("negative_")
-    }
-    velocity_negative = forward(negative)
-    return velocity_negative + scale * (velocity - velocity_negative)
+    return {name: torch.stack(pad_tokens([row[name] for row in rows], 0)) for name in names}
 
 
 def freeze(modules: Mapping[str, nn.Module]) -> None:

@@ -14,18 +14,17 @@ from safetensors import SafetensorError
 from torch import nn
 
 from workflow_rl.card import ModelCard, read_model_index
-from workflow_rl.config.families import FAMILIES
+from workflow_rl.config.families import EULER, FAMILIES, Grid
 from workflow_rl.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-EULER = "FlowMatchEulerDiscreteScheduler"
 MAX_NAMES = 3
 """Missing tensors that a message names."""
 
 
-def read_checked_index(path: str | Path, pipeline_class: str) -> dict[str, Any]:
-    """Return a folder's ``model_index.json``, if it is a ``pipeline_class`` that is supported.
+def read_checked_index(path: str | Path, family: str) -> dict[str, Any]:
+    """Return a folder's ``model_index.json``, if it is of ``family`` and is supported.
 
     Warns of a scheduler other than flow-match Euler: its sigmas are used, its solver is not.
 
@@ -35,21 +34,32 @@ def read_checked_index(path: str | Path, pipeline_class: str) -> dict[str, Any]:
         If the folder holds another pipeline, or a variant of it that is not supported.
     """
     index = read_model_index(path)
-    found = index.get("_class_name")
-    if found != pipeline_class:
-        raise UserError(f"{path} holds a {found}; expected a {pipeline_class} folder")
-    refusal = FAMILIES[pipeline_class].refusal(index)
+    found = str(index.get("_class_name"))
+    expected = [name for name, entry in FAMILIES.items() if entry.name == family]
+    if found not in expected:
+        raise UserError(f"{path} holds a {found}; expected a {' or '.join(expected)} folder")
+    refusal = FAMILIES[found].refusal(index)
     if refusal is not None:
         raise UserError(f"{path} is {refusal}")
     scheduler = index.get("scheduler")
     if isinstance(scheduler, list) and scheduler[-1] != EULER:
         logger.warning(
             "%s declares the scheduler %s; it is served with Euler steps over the same sigmas, as "
-            "training samples it",
+            "training samples it (sampler: checkpoint serves with its own)",
             path,
             scheduler[-1],
         )
     return index
+
+
+def read_grid(folder: Path) -> Grid:
+    """Return which sizes and frame counts the model of a folder can make."""
+
+    def read(path: str) -> Mapping[str, Any]:
+        parsed: Mapping[str, Any] = json.loads((folder / path).read_text(encoding="utf-8"))
+        return parsed
+
+    return FAMILIES[str(read_model_index(folder)["_class_name"])].grid(read)
 
 
 def load_pipeline(
@@ -105,17 +115,30 @@ def _load_module(module_class: Any, folder: Path, options: Mapping[str, Any]) ->
     """Load one module, and hold its files to every tensor it has.
 
     Both libraries only warn of a tensor that the files lack, and leave it random (transformers) or
-    on the meta device (diffusers). Tied weights and non-persistent buffers are not missing.
+    on the meta device (diffusers); they drop a tensor that the module lacks. Tied weights,
+    non-persistent buffers and what the class itself ignores are neither missing nor too many.
     """
-    module, found = module_class.from_pretrained(folder, **options, output_loading_info=True)
-    missing = sorted(found["missing_keys"])
-    if missing:
-        more = f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else ""
+    if folder.name not in files:
         raise UserError(
-            f"{folder} lacks {len(missing)} tensors of a {module_class.__name__}: "
-            f"{', '.join(missing[:MAX_NAMES])}{more}; download the model again"
+            f"{folder} holds no weights in safetensors; download them, or save the model with "
+            "save_pretrained"
+        )
+    module, found = module_class.from_pretrained(
+        folder, **options, variant=files[folder.name].variant, output_loading_info=True
+    )
+    kind = module_class.__name__
+    if found["missing_keys"]:
+        raise UserError(
+            f"{folder} lacks {_count_names(found['missing_keys'])} of a {kind}; "
+            "download the model again"
+        )
+    if found["unexpected_keys"]:
+        raise UserError(
+            f"{folder} has {_count_names(found['unexpected_keys'])}, which a {kind} with its "
+            "config.json lacks; the weights are of another model or version: download it again"
         )
     loaded: nn.Module = module
+    check_finite(loaded, folder)
     return loaded
 
 

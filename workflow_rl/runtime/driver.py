@@ -49,6 +49,8 @@ def execute_denoise(instance: ModelInstance, step: DenoiseStep) -> SDEStep:
     velocity = instance.adapter.velocity(
         step.component, step.latents, step.timestep, step.conditioning, step.params
     )
+    if step.scheduler is not None:
+        return _scheduler_step(step.scheduler, step, velocity)
     return flow_sde_step_with_logprob(
         step.latents,
         velocity,
@@ -59,8 +61,20 @@ def execute_denoise(instance: ModelInstance, step: DenoiseStep) -> SDEStep:
         noise_scale=step.params.sde_noise_scale,
         kind=step.kind,
         sigma_max=step.sigma_second,
+        mask=step.mask,
         kernel=step.kernel,
     )
+
+
+def _scheduler_step(scheduler: Any, step: DenoiseStep, velocity: torch.Tensor) -> SDEStep:
+    """Take the step that a checkpoint's scheduler takes; it has no density."""
+    timestep = scheduler.timesteps[step.index]
+    stepped = scheduler.step(
+        velocity.to(step.latents.dtype), timestep, step.latents, return_dict=False
+    )[0]
+    sample = stepped if step.mask is None else torch.where(step.mask, stepped, step.latents)
+    nothing_B = torch.zeros(len(sample), device=sample.device)
+    return SDEStep(sample, nothing_B, sample, nothing_B)
 
 
 @torch.no_grad()

@@ -71,7 +71,11 @@ def stage_plan(stage: StageConfig) -> StagePlan:
     return StagePlan(
         params=DiffusionParams(
             num_inference_steps=stage.num_inference_steps,
+            guidance=stage.guidance,
             guidance_scale=stage.guidance_scale,
+            guidance_scale_2=stage.guidance_scale_2,
+            cfg_batching=stage.cfg_batching,
+            sampler=stage.sampler,
             height=stage.height,
             width=stage.width,
             num_frames=stage.num_frames,

@@ -25,7 +25,12 @@ independent of the SDE that samples. A new weighting is one entry.
 """
 
 
-def gaussian_kl(mean: torch.Tensor, mean_ref: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+def gaussian_kl(
+    mean: torch.Tensor,
+    mean_ref: torch.Tensor,
+    std: torch.Tensor,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Return KL(N(mean, s^2) || N(mean_ref, s^2)) = mean((mean - mean_ref)^2) / (2 s^2).
 
     Parameters
@@ -34,13 +39,21 @@ def gaussian_kl(mean: torch.Tensor, mean_ref: torch.Tensor, std: torch.Tensor) -
         [B, ...] float32. The mean is taken over all non-batch dimensions, as for log-probs.
     std
         [B], positive.
+    mask
+        Boolean, broadcastable to ``mean``: True where the latent is sampled. The mean is over
+        these.
 
     Returns
     -------
     Tensor
         [B], nats per dimension.
     """
-    return (mean - mean_ref).square().flatten(1).mean(1) / (2 * std.square())
+    square = (mean - mean_ref).square()
+    if mask is None:
+        return square.flatten(1).mean(1) / (2 * std.square())
+    keep = mask.expand(mean.shape)
+    total_B = torch.where(keep, square, 0.0).flatten(1).sum(1)
+    return total_B / keep.flatten(1).sum(1).clamp(min=1) / (2 * std.square())
 
 
 def ppo_clip_loss(

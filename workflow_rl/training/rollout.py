@@ -100,9 +100,15 @@ def recompute(
     Raises
     ------
     UserError
-        If another kernel would be used than in the rollout.
+        If another kernel or rule of guidance would be used than in the rollout.
     """
     training_kernel(instance, record, kernel)
+    guidance = instance.adapter.guidance(record.params).name
+    if guidance != record.guidance:
+        raise UserError(
+            f"the rollout was guided by {record.guidance!r} and training would be by {guidance!r}; "
+            "train the model that made the record"
+        )
     described = DenoiseLoop.replay(record, instance.platform.device)
     for recorded, step in zip(record.steps, described, strict=True):
         yield recorded, execute_denoise(instance, step)

@@ -215,12 +215,13 @@ def _accumulate_rows(
     weigh = STEP_WEIGHTINGS[settings.step_weighting]
     advantage, mask, trusted = advantages.to(device), active.to(device), finite.to(device)
     trains = bool(active.any())
+    sampled = None if rows.mask is None else rows.mask.to(device)
     reference_means = _reference_means(policy, rows) if trains else []
     with torch.set_grad_enabled(trains):
         for index, (recorded, now) in enumerate(recompute(policy.student, rows)):
             mean_old, std = recorded.mean.to(device), recorded.std.to(device)
             sample = recorded.sample.to(device)
-            log_ratio = gaussian_log_ratio(now.mean, mean_old, sample, std)
+            log_ratio = gaussian_log_ratio(now.mean, mean_old, sample, std, mask=sampled)
             gate.see(log_ratio.detach(), recorded.index, rows, trusted)
             if not trains:
                 continue
@@ -228,7 +229,7 @@ def _accumulate_rows(
             loss, ratio = ppo_clip_loss(weight * log_ratio, advantage, settings.ppo_clip)
             kl = torch.zeros_like(loss)
             if reference_means:
-                kl = gaussian_kl(now.mean, reference_means[index], std)
+                kl = gaussian_kl(now.mean, reference_means[index], std, sampled)
             objective = loss + settings.kl_weight * weight * kl
             (objective[mask].sum() / total).backward()
             loss, kl, ratio = (values.detach()[mask] for values in (loss, kl, ratio))

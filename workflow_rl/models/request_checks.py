@@ -1,0 +1,71 @@
+"""What a model refuses of a request, in one line each and before any long work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from workflow_rl.card import ModelCard
+from workflow_rl.config.families import Grid
+from workflow_rl.enums import GuidanceMode, MediaKind
+from workflow_rl.errors import UserError
+from workflow_rl.models.guidance import Guidance
+from workflow_rl.request import DiffusionParams, Request
+
+
+def check_text_length(asked: int, largest: int) -> int:
+    """Return ``asked`` text tokens, if they are 1 to ``largest``."""
+    if not 1 <= asked <= largest:
+        raise UserError(f"max_sequence_length is {asked}; give 1 to {largest} text tokens")
+    return asked
+
+
+def check_grid(card: ModelCard, params: DiffusionParams, grid: Grid, kind: MediaKind) -> None:
+    """Raise a UserError unless the model can make the size and the frame count."""
+    for name, size, step in (
+        ("height", params.height, grid.height),
+        ("width", params.width, grid.width),
+    ):
+        if size is None or size <= 0 or size % step:
+            raise UserError(
+                f"{card.model_id} cannot make {name} {size}: "
+                f"give a positive multiple of {step} pixels"
+            )
+    frames = params.num_frames
+    if kind is MediaKind.VIDEO and (frames is None or frames < 1 or (frames - 1) % grid.frames):
+        raise UserError(
+            f"{card.model_id} cannot make {frames} frames: give a multiple of {grid.frames} plus 1"
+        )
+
+
+def check_guidance(
+    card: ModelCard, request: Request, params: DiffusionParams, guidance: Guidance
+) -> None:
+    """Raise a UserError for a negative prompt or a second scale that would be ignored."""
+    cfg = guidance.mode is GuidanceMode.CFG
+    if request.negative_prompt and guidance.mode is GuidanceMode.EMBEDDED:
+        raise UserError(
+            f"{card.model_id} takes no negative_prompt: its guidance is embedded (distilled); "
+            "leave it out, or use a checkpoint without guidance_embeds and guidance_scale > 1"
+        )
+    if request.negative_prompt and not cfg:
+        raise UserError(
+            f"{card.model_id} would ignore negative_prompt without classifier-free guidance; "
+            "set guidance_scale > 1 or leave negative_prompt out"
+        )
+    if params.guidance_scale_2 is not None and (len(card.policies) < 2 or not cfg):
+        raise UserError(
+            f"{card.model_id} would ignore guidance_scale_2, which needs two experts and "
+            "classifier-free guidance; leave it out"
+        )
+
+
+def check_images(images: Sequence[torch.Tensor]) -> None:
+    """Raise a UserError if conditioning images [3, H, W] of one batch differ in size."""
+    sizes = sorted({tuple(image.shape[-2:]) for image in images})
+    if len(sizes) > 1:
+        raise UserError(
+            f"the images of one batch differ in size ({sizes}); resize them to one size, or "
+            "run them apart"
+        )
