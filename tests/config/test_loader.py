@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.conftest import LoadWith
-from workflow_rl.config import load_config
+from workflow_rl.config import check_first_frames, load_config, load_prompts
 from workflow_rl.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -143,6 +143,11 @@ def test_overrides_reach_nested_keys_and_lists(load_with: LoadWith) -> None:
     assert list(config.stages) == ["t2i", "i2v"]
 
 
-@pytest.mark.parametrize("name", ["quickstart.yaml", "flux_wan.yaml"])
+@pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
 def test_shipped_configurations_are_valid(name: str) -> None:
-    assert list(load_config(CONFIGS / name).stages) == ["t2i", "i2v"]
+    config = load_config(CONFIGS / name)
+    for path in (config.data.prompts, config.data.eval_prompts):
+        if path is not None and path.parts[0] == CONFIGS.name:
+            check_first_frames(
+                path, load_prompts(CONFIGS.parent / path, list(config.stages)), config.stages
+            )

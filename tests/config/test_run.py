@@ -122,7 +122,10 @@ def test_reward_keys_are_those_of_the_registry() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("stages={clip: {task: i2v}}", "stage 'clip' starts from an image; put a t2i stage before"),
+        ("stages={image: {task: i2v}}", "cannot be called 'image', which is a key of prompt files"),
+        ("stages={prompt: {task: t2i}}", "cannot be called 'prompt'"),
+        ("stages={a: {task: i2v}, b: {task: t2i}}", "stage 'b' .t2i. comes after stage 'a'"),
+        ("stages={t2i: {task: t2i, samples: 1}}", "stages.t2i.samples is 1, but credit.rule"),
         ("stages.i2v.negative_prompt=blurry", "set guidance_scale > 1"),
         ("stages.i2v.max_sequence_length=513", "less than or equal to 512"),
     ],
@@ -130,3 +133,17 @@ def test_reward_keys_are_those_of_the_registry() -> None:
 def test_what_would_fail_later_is_refused(load_with: LoadWith, override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_with(override)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        "{t2i: {task: t2i}}",
+        "{clip: {task: i2v}}",
+        "{image: {task: t2i}, shot1: {task: i2v}, shot2: {task: i2v}}",
+    ],
+)
+def test_a_chain_may_have_any_length_and_begin_with_images(
+    load_with: LoadWith, stages: str
+) -> None:
+    assert len(load_with(f"stages={stages}").stages) == stages.count("task")

@@ -7,9 +7,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from workflow_rl.cli.preflight import check_inputs, check_rewards_import
+from workflow_rl.cli.preflight import (
+    check_frames,
+    check_inputs,
+    check_rewards_import,
+    read_prompts,
+)
 from workflow_rl.cli.progress import show_message
-from workflow_rl.config import RunConfig, load_prompts
+from workflow_rl.config import RunConfig
 from workflow_rl.config.run_dir import load_run_config
 
 
@@ -19,7 +24,7 @@ def evaluate(
     ],
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", help="Prompt file; default: the run's data.eval_prompts."),
+        typer.Option("--prompts", help="Prompts; default: the run's data.eval_prompts."),
     ] = None,
     seeds_per_prompt: Annotated[
         int | None,
@@ -42,7 +47,8 @@ def evaluate(
     config = load_run_config(run_dir)
     check_inputs(config)
     if prompts is not None:
-        load_prompts(prompts, list(config.stages))
+        records = read_prompts(prompts, config.stages)
+        check_frames(config.stages, [r.first_frame for r in records if r.first_frame is not None])
     check_rewards_import(config)
     from workflow_rl.serving.evaluate import evaluate_run
 

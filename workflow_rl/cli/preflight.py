@@ -3,11 +3,19 @@
 Everything but `check_rewards_import` works without PyTorch. Nothing here writes.
 """
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 import workflow_rl
-from workflow_rl.config import RunConfig, StageConfig, load_prompts
+from workflow_rl.config import (
+    PromptRecord,
+    RunConfig,
+    StageConfig,
+    check_first_frames,
+    load_prompts,
+)
+from workflow_rl.config.first_frames import FirstFrame, open_first_frames
 from workflow_rl.config.model_folder import check_model_folder
 from workflow_rl.errors import UserError
 from workflow_rl.platform import FLOW_SDE_STEP, kernels
@@ -25,18 +33,20 @@ def check_inputs(config: RunConfig) -> None:
     UserError
         At the first fault.
     """
-    stages = list(config.stages)
-    available = len(load_prompts(config.data.prompts, stages))
+    prompts = read_prompts(config.data.prompts, config.stages)
+    available = len(prompts)
     if available < config.data.prompts_per_iteration:
         raise UserError(
             f"data.prompts_per_iteration is {config.data.prompts_per_iteration}, but "
             f"{config.data.prompts} has {available} prompts; lower it or add prompts"
         )
-    if config.data.eval_prompts is not None:
-        load_prompts(config.data.eval_prompts, stages)
+    held_out = config.data.eval_prompts
+    eval_prompts = [] if held_out is None else read_prompts(held_out, config.stages)
     for name, stage in config.stages.items():
         check_stage_model(name, stage)
         _check_kernel(name, stage)
+    for records in (prompts, eval_prompts):
+        check_frames(config.stages, [r.first_frame for r in records if r.first_frame is not None])
     _check_reward_names(config)
     for logger, settings in (("wandb", config.logging.wandb), ("trackio", config.logging.trackio)):
         if settings is not None and find_spec(logger) is None:
@@ -44,6 +54,43 @@ def check_inputs(config: RunConfig) -> None:
                 f"logging.{logger} is set, but {logger} is not installed; "
                 f"pip install 'workflow-rl[{logger}]' or set it to null"
             )
+
+
+def read_prompts(path: Path, stages: Mapping[str, StageConfig]) -> list[PromptRecord]:
+    """Read prompts, and check that they have first frames just where the chain needs them.
+
+    Raises
+    ------
+    UserError
+        As `load_prompts` and `check_first_frames`.
+    """
+    records = load_prompts(path, list(stages))
+    check_first_frames(path, records, stages)
+    return records
+
+
+def check_frames(stages: Mapping[str, StageConfig], frames: list[FirstFrame]) -> None:
+    """Decode every first frame, and check that the first stage's model can make their size.
+
+    Raises
+    ------
+    UserError
+        If one is no whole image, they differ in size, or the model cannot make that size.
+    """
+    name, stage = next(iter(stages.items()))
+    if stage.height is not None and stage.width is not None:
+        for _ in open_first_frames(frames, (stage.width, stage.height)):
+            pass
+        return
+    sizes = {image.size for image in open_first_frames(frames, None)}
+    for width, height in sizes:
+        try:
+            check_stage_model(name, stage.model_copy(update={"height": height, "width": width}))
+        except UserError as error:
+            raise UserError(
+                f"the first frames, such as {frames[0].path}, are {width} x {height} pixels and "
+                f"stage {name!r} has no size of its own: {error}"
+            ) from None
 
 
 def check_stage_model(name: str, stage: StageConfig) -> None:

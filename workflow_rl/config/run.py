@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from workflow_rl.config.base import ConfigModel
+from workflow_rl.config.prompts import FIRST_FRAME_KEY
 from workflow_rl.config.stage import StageConfig
 from workflow_rl.config.yaml_text import dump_yaml
 
@@ -16,13 +17,14 @@ STAGE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class DataConfig(ConfigModel):
-    """The prompts."""
+    """The prompts, with first frames where the chain begins with an i2v stage."""
 
     prompts: Path = Field(
-        description="Training prompts, .txt or .jsonl, relative to the working directory."
+        description="Training prompts, relative to the working directory: a .txt or .jsonl file, "
+        "or a folder of first frames, each `fox.png` with its prompt in `fox.txt`."
     )
     eval_prompts: Path | None = Field(
-        None, description="Held-out prompts; null evaluates on the training prompts."
+        None, description="Held-out prompts, likewise; null evaluates on the training prompts."
     )
     prompts_per_iteration: int = Field(4, ge=1, description="Prompts P in each iteration.")
 
@@ -36,7 +38,7 @@ class RewardConfig(ConfigModel):
     )
     weight: float = Field(1.0, description="Factor of this term in the sum.")
     on: str | None = Field(
-        None, description="Stage whose output is scored; null is the last stage (the video)."
+        None, description="Stage whose output is scored; null is the last stage."
     )
     timeout_s: float | None = Field(
         60.0, gt=0, description="Seconds after which a call has failed; null waits for ever."
@@ -164,8 +166,10 @@ class RunConfig(ConfigModel):
                 raise ValueError(
                     f"stage name {name!r} is not usable; use lower-case letters, digits and _"
                 )
-            if position == 0 and stage.task == "i2v":
-                raise ValueError(f"stage '{name}' starts from an image; put a t2i stage before it")
+            if name in self._prompt_keys():
+                raise ValueError(
+                    f"a stage cannot be called {name!r}, which is a key of prompt files; rename it"
+                )
             if position > 0 and stage.task == "t2i":
                 before = list(self.stages)[position - 1]
                 raise ValueError(
@@ -175,6 +179,11 @@ class RunConfig(ConfigModel):
         if all(stage.freeze for stage in self.stages.values()):
             raise ValueError("every stage is frozen, so nothing trains; unfreeze one")
         return self
+
+    def _prompt_keys(self) -> tuple[str, ...]:
+        """Return the keys of a ``.jsonl`` line that name no stage."""
+        first = next(iter(self.stages.values()))
+        return ("prompt", FIRST_FRAME_KEY) if first.task == "i2v" else ("prompt",)
 
     @model_validator(mode="after")
     def _check_credit(self) -> Self:

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from workflow_rl.config import PromptRecord, StageConfig
+from workflow_rl.config.first_frames import find_first_frame
 from workflow_rl.config.run_dir import load_run_config
-from workflow_rl.enums import ExecutionProfile
+from workflow_rl.enums import ExecutionProfile, MediaKind
 from workflow_rl.errors import WorkflowRLError
 from workflow_rl.evaluation.finite import finite_samples
 from workflow_rl.evaluation.media_files import write_media
 from workflow_rl.serving.chain import load_chain, publish_run, served_role
-from workflow_rl.workflow import run_chain
+from workflow_rl.workflow import joined_shots, run_chain
 
 MAX_STEM = 60
 
@@ -26,6 +27,7 @@ def generate(
     prompt: str,
     seed: int,
     output_dir: Path,
+    image: Path | None = None,
     run_dir: Path | None = None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> list[Path]:
@@ -33,6 +35,8 @@ def generate(
 
     Parameters
     ----------
+    image
+        First frame, where the chain begins with an i2v stage.
     run_dir
         Serve the newest checkpoint of this run, in the role of its ``evaluation.weights``; None:
         the weights in the folders.
@@ -40,13 +44,14 @@ def generate(
     Returns
     -------
     list of Path
-        One file per stage.
+        One file per stage; then, where several stages make videos of one size, these as one.
 
     Raises
     ------
     WorkflowRLError
         If what a stage made is not finite; nothing is written then.
     """
+    frame = None if image is None else find_first_frame(image, "image")
     chain = load_chain(workflow_id, stages)
     if run_dir is not None:
         publish_run(chain, run_dir, served_role(load_run_config(run_dir)), on_message)
@@ -54,7 +59,7 @@ def generate(
         chain.workflow,
         chain.instances,
         {name: replace(plan, samples=1) for name, plan in chain.plans.items()},
-        [PromptRecord(prompt)],
+        [PromptRecord(prompt, first_frame=frame)],
         [seed],
         profiles=dict.fromkeys(chain.instances, ExecutionProfile.SERVE),
     )
@@ -65,9 +70,14 @@ def generate(
                 "use dtype float32 or other weights"
             )
     stem = re.sub(r"[^a-z0-9]+", "_", prompt.lower()).strip("_")[:MAX_STEM] or "sample"
-    return [
-        write_media(
-            output_dir, f"{stem}_seed{seed}_{output.stage.name}", output.media[0], output.media_kind
-        )
+    stem = f"{stem}_seed{seed}"
+    files = [
+        write_media(output_dir, f"{stem}_{output.stage.name}", output.media[0], output.media_kind)
         for output in outputs
     ]
+    sizes = [o.media.shape[-2:] for o in outputs if o.media_kind is MediaKind.VIDEO]
+    if len(set(sizes)) > 1:
+        on_message("the videos differ in size: they are not joined")
+    elif len(sizes) > 1:
+        files.append(write_media(output_dir, stem, joined_shots(outputs, 0), MediaKind.VIDEO))
+    return files

@@ -1,6 +1,6 @@
 """Chains of model instances, servable under one id."""
 
-from workflow_rl.workflow.chain import StageOutput, StagePlan, run_chain
+from workflow_rl.workflow.chain import StageOutput, StagePlan, joined_shots, run_chain
 from workflow_rl.workflow.t2i_i2v import T2I_I2V
 from workflow_rl.workflow.workflow import Catalog, Workflow, WorkflowStage
 
@@ -11,5 +11,6 @@ __all__ = [
     "StagePlan",
     "Workflow",
     "WorkflowStage",
+    "joined_shots",
     "run_chain",
 ]

@@ -5,6 +5,7 @@ Serving and training both grow their trees here; they differ in the profile alon
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from workflow_rl.loop.record import BehaviourRecord
 from workflow_rl.request import DiffusionParams, Request, SampleId, make_request
 from workflow_rl.runtime.driver import OnProgress
 from workflow_rl.runtime.engine import run_requests
+from workflow_rl.workflow.first_frames import load_first_frames
 from workflow_rl.workflow.workflow import TAKES_IMAGE, Workflow, WorkflowStage
 
 
@@ -76,7 +78,6 @@ def run_chain(
     *,
     profiles: Mapping[str, ExecutionProfile],
     draw: int = 0,
-    first_frames: Sequence[torch.Tensor] | None = None,
     on_progress: Callable[[str], OnProgress] | None = None,
 ) -> list[StageOutput]:
     """Sample a tree under each prompt.
@@ -86,11 +87,10 @@ def run_chain(
     instances, plans, profiles
         By stage name; a profile is ``SERVE`` or ``ROLLOUT``.
     prompts, seeds
-        One of each per tree; the seed is the run seed of the tree's noise identities.
+        One of each per tree; the seed is the run seed of the tree's noise identities. Where the
+        first stage is conditioned on an image, each prompt has a first frame.
     draw
         Which visit of the prompts this is; another draw gives other noise.
-    first_frames
-        [C, H, W] per prompt, where the first stage is conditioned on an image.
     on_progress
         Gives a progress callback for a stage's name.
 
@@ -98,18 +98,26 @@ def run_chain(
     -------
     list of StageOutput
         One per stage; sample (p, i, j) is at row ``(p * K + i) * M + j`` of the second.
+
+    Raises
+    ------
+    UserError
+        If there is no prompt, prompts and seeds differ in number, or first frames are missing,
+        cannot be read, differ in size or are given to a stage that takes none.
     """
     _check_prompts(prompts, seeds)
+    first = workflow.stages[0]
+    images = load_first_frames(first, plans[first.name].params, prompts)
     outputs: list[StageOutput] = []
-    ids = [SampleId(s, p.prompt, (), draw) for p, s in zip(prompts, seeds, strict=True)]
+    ids = [_root(prompt, seed, draw) for prompt, seed in zip(prompts, seeds, strict=True)]
     texts: list[PromptRecord] = list(prompts)
-    images = None if first_frames is None else list(first_frames)
     for stage in workflow.stages:
         plan = plans[stage.name]
         parents = [row for row in range(len(ids)) for _ in range(plan.samples)]
-        ids = [ids[row].child(i % plan.samples) for i, row in enumerate(parents)]
+        ids = _children(ids, plan.samples)
         texts = [texts[row] for row in parents]
-        conditions = _conditioning_images(stage, images, parents)
+        takes_image = stage.task in TAKES_IMAGE
+        conditions = [images[row] if takes_image else None for row in parents]
         requests = _stage_requests(stage, plan, ids, texts, conditions)
         instance = instances[stage.name]
         media, record = run_requests(
@@ -133,15 +141,24 @@ def _check_prompts(prompts: Sequence[PromptRecord], seeds: Sequence[int]) -> Non
         raise UserError("there is no prompt; give at least one")
 
 
-def _conditioning_images(
-    stage: WorkflowStage, images: Sequence[torch.Tensor] | None, parents: Sequence[int]
-) -> list[torch.Tensor] | list[None]:
-    """Return each sample's conditioning image, its parent's very object; None for t2i."""
-    if stage.task not in TAKES_IMAGE:
-        return [None] * len(parents)
-    if images is None:
-        raise UserError(f"stage {stage.name!r} starts from an image; give first frames")
-    return [images[row] for row in parents]
+def _root(prompt: PromptRecord, seed: int, draw: int) -> SampleId:
+    """Return the identity that a prompt's tree grows from: the prompt and its first frame."""
+    frame = prompt.first_frame
+    return SampleId(seed, prompt.prompt, () if frame is None else (frame.digest,), draw)
+
+
+def _children(parents: Sequence[SampleId], samples: int) -> list[SampleId]:
+    """Return ``samples`` children of each parent, in order.
+
+    A prompt that is in a batch twice has two equal roots: the children of the second are numbered
+    on from those of the first, so that no two samples are twins.
+    """
+    made: Counter[SampleId] = Counter()
+    children = []
+    for parent in parents:
+        children += [parent.child(made[parent] + i) for i in range(samples)]
+        made[parent] += samples
+    return children
 
 
 def _stage_requests(
@@ -164,3 +181,21 @@ def _stage_requests(
         )
         for sample, text, image in zip(ids, texts, images, strict=True)
     ]
+
+
+def joined_shots(outputs: Sequence[StageOutput], row: int) -> torch.Tensor:
+    """Return the videos that lead to sample ``row`` of the last stage as one [C, T, H, W].
+
+    Every video but the first begins with the last frame of the one before it, which is shown once.
+
+    Parameters
+    ----------
+    outputs
+        The stages of a chain, in order; those that make images are passed over.
+    """
+    shots: list[torch.Tensor] = []
+    for output in reversed(outputs):
+        if output.media_kind is MediaKind.VIDEO:
+            shots.insert(0, output.media[row])
+        row = output.parents[row]
+    return torch.cat([shots[0], *(shot[:, 1:] for shot in shots[1:])], dim=1)
