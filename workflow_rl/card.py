@@ -40,6 +40,8 @@ class ModelCard:
         The level that its adapter is tested for.
     defaults
         Sampling parameters that fill what a request leaves None.
+    variant
+        Variant of the weight files, such as ``fp16``; None: the plain ones.
     make_adapter
         ``(card, device, dtype) -> adapter``; loads the weights.
     """
@@ -54,6 +56,7 @@ class ModelCard:
     loops: tuple[str, ...] = ("denoise",)
     consistency: ConsistencyLevel = ConsistencyLevel.C2_BEHAVIOUR
     defaults: DiffusionParams = field(default_factory=DiffusionParams)
+    variant: str | None = None
 
 
 def read_model_index(folder: str | Path) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -47,11 +47,35 @@ def _num_bytes(value: dict[str, torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in value.values())
 
 
-class ContentCache:
-    """Least-recently-used cache from :class:`CacheKey` to named tensors, bounded in bytes."""
+class TensorStore(Protocol):
+    """Where cached outputs outlive their place in memory, and the process."""
 
-    def __init__(self, max_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+    def load(self, key: CacheKey) -> dict[str, torch.Tensor] | None:
+        """Return what was saved under ``key``; None where nothing (whole) is there."""
+        ...
+
+    def save(self, key: CacheKey, value: dict[str, torch.Tensor]) -> None:
+        """Keep ``value``."""
+        ...
+
+
+class ContentCache:
+    """Least-recently-used cache from :class:`CacheKey` to named tensors.
+
+    Attributes
+    ----------
+    max_bytes
+        Bound of what is held in memory; None: none.
+    store
+        Second level, which is asked before an entry is computed; None: there is none.
+    dropped
+        Components that can compute nothing any more.
+    """
+
+    def __init__(self, max_bytes: int | None = DEFAULT_CACHE_BYTES) -> None:
         self.max_bytes = max_bytes
+        self.store: TensorStore | None = None
+        self.dropped: frozenset[str] = frozenset()
         self.hits = 0
         self.misses = 0
         self._entries: OrderedDict[CacheKey, dict[str, torch.Tensor]] = OrderedDict()
@@ -63,19 +87,44 @@ class ContentCache:
     def get_or_compute(
         self, key: CacheKey, compute: Callable[[], dict[str, torch.Tensor]]
     ) -> dict[str, torch.Tensor]:
-        """Return the entry of ``key``, computed on a miss. Its tensors are shared: read only."""
+        """Return the entry of ``key``, computed on a miss. Its tensors are shared: read only.
+
+        Raises
+        ------
+        UserError
+            On a miss, if a component that would compute the entry was dropped.
+        """
         if key in self._entries:
             self.hits += 1
             self._entries.move_to_end(key)
             return self._entries[key]
-        self.misses += 1
-        value = compute()
+        value = None if self.store is None else self.store.load(key)
+        if value is None:
+            value = self._computed(key, compute)
         self._entries[key] = value
         self._bytes += _num_bytes(value)
-        while self._bytes > self.max_bytes and len(self._entries) > 1:
-            _, dropped = self._entries.popitem(last=False)
-            self._bytes -= _num_bytes(dropped)
+        self._evict()
         return value
+
+    def _computed(
+        self, key: CacheKey, compute: Callable[[], dict[str, torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
+        if gone := self.dropped.intersection(key.components):
+            raise UserError(
+                f"the text {key.content!r} was not encoded before {key.model_id} dropped its "
+                f"{', '.join(sorted(gone))}; add it to the run's prompts, or set "
+                "memory.drop_text_encoders: false"
+            )
+        self.misses += 1
+        value = compute()
+        if self.store is not None:
+            self.store.save(key, value)
+        return value
+
+    def _evict(self) -> None:
+        while self.max_bytes is not None and self._bytes > self.max_bytes and len(self) > 1:
+            _, evicted = self._entries.popitem(last=False)
+            self._bytes -= _num_bytes(evicted)
 
     def drop_component(self, component: str) -> int:
         """Drop every entry that depends on ``component``; return how many."""
@@ -105,9 +154,15 @@ class ModelInstance:
         Raises
         ------
         UserError
-            If the card has no such component, or it is not a module (a scheduler, a tokenizer).
+            If the card has no such component, it is not a module (a scheduler, a tokenizer), or
+            its weights were dropped.
         """
         self._check(name)
+        if name in self.caches.dropped:
+            raise UserError(
+                f"the weights of {name!r} of {self.card.model_id} were dropped to free memory; "
+                "load the model again"
+            )
         modules = self.adapter.modules
         if name not in modules:
             raise UserError(
@@ -116,6 +171,19 @@ class ModelInstance:
             )
         module: nn.Module = modules[name]
         return module
+
+    @torch.no_grad()
+    def drop_weights(self, components: Collection[str]) -> None:
+        """Free the weights of modules that are not needed any more; what they cached stays.
+
+        The emptied modules keep their place, dtype and device, so that the pipeline around them
+        goes on working.
+        """
+        for name in components:
+            module = self.component(name)
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.data = tensor.data.new_empty(0)
+        self.caches.dropped |= frozenset(components)
 
     def version_of(self, name: str) -> int:
         """Return the weights version of component ``name``; 0 is what the checkpoint holds."""

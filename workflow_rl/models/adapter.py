@@ -248,19 +248,32 @@ class PipelineAdapter(ABC):
     def encode(self, instance: ModelInstance, requests: Sequence[Request]) -> list[Conditioning]:
         """Return each request's conditioning: texts through the cache, then images."""
         params = requests[0].params
-        rows = self._encode_texts(instance, [request.prompt for request in requests], params)
-        if self.guidance(params).mode is GuidanceMode.CFG:
-            texts = [request.negative_prompt or self.default_negative for request in requests]
-            rows = [
-                row | {f"{NEGATIVE}{name}": tensor for name, tensor in negative.items()}
-                for row, negative in zip(
-                    rows, self._encode_texts(instance, texts, params), strict=True
-                )
-            ]
+        texts = [(request.prompt, request.negative_prompt) for request in requests]
+        rows = self.encode_prompts(instance, texts, params)
         if self.card.task is not TaskType.I2V:
-            return list(rows)
+            return rows
         media = self.encode_media(requests, params)
-        return [row | given for row, given in zip(rows, media, strict=True)]
+        return [{**row, **given} for row, given in zip(rows, media, strict=True)]
+
+    def encode_prompts(
+        self,
+        instance: ModelInstance,
+        texts: Sequence[tuple[str, str | None]],
+        params: DiffusionParams,
+    ) -> list[Conditioning]:
+        """Return the conditioning that texts alone give, through the instance's cache."""
+        params = params.filled(self.card.defaults)
+        params = params.filled(DiffusionParams(guidance_scale=self.neutral_scale))
+        rows = self._encode_texts(instance, [prompt for prompt, _ in texts], params)
+        if self.guidance(params).mode is not GuidanceMode.CFG:
+            return list(rows)
+        negatives = [negative or self.default_negative for _, negative in texts]
+        return [
+            row | {f"{NEGATIVE}{name}": tensor for name, tensor in negative.items()}
+            for row, negative in zip(
+                rows, self._encode_texts(instance, negatives, params), strict=True
+            )
+        ]
 
     def _encode_texts(
         self, instance: ModelInstance, texts: Sequence[str], params: DiffusionParams

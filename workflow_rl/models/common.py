@@ -64,6 +64,7 @@ class ModelAdapter(Protocol):
     card: ModelCard
     modules: Mapping[str, nn.Module]
     media_kind: MediaKind
+    text_encoders: tuple[str, ...]
 
     @property
     def scheduler(self) -> Any:
@@ -96,6 +97,18 @@ class ModelAdapter(Protocol):
 
     def encode(self, instance: ModelInstance, requests: Sequence[Request]) -> list[Conditioning]:
         """Return each request's conditioning; the requests' parameters are resolved."""
+        ...
+
+    def encode_prompts(
+        self,
+        instance: ModelInstance,
+        texts: Sequence[tuple[str, str | None]],
+        params: DiffusionParams,
+    ) -> list[Conditioning]:
+        """Return the part of the conditioning that prompts and negative prompts give.
+
+        With ``params`` of a request, resolved or not, it fills the cache that ``encode`` reads.
+        """
         ...
 
     def latent_shape(self, params: DiffusionParams) -> tuple[int, ...]:
