@@ -94,6 +94,11 @@ class TrainingConfig(ConfigModel):
         10, ge=1, description="Non-finite updates in a row after which the run ends."
     )
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Checkpoints.")
+    swap_stages: bool = Field(
+        False,
+        description="While one stage works, the others' weights and optimiser states sleep in the "
+        "CPU's memory; the result is the same to the bit.",
+    )
     device: str | None = Field(
         None, description="Torch device such as cpu or cuda:0; null is CUDA where there is one."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,6 +84,7 @@ def evaluate_chain(
     *,
     seeds_per_prompt: int,
     on_progress: OnProgress | None = None,
+    wake: Callable[[str], None] | None = None,
 ) -> Evaluation:
     """Sample one chain per prompt and seed without noise in the steps, and score it.
 
@@ -93,6 +94,8 @@ def evaluate_chain(
         Stage name to plan; its branching and stochastic steps are set aside.
     seeds_per_prompt
         Seeds 0 to this minus 1, the same for every prompt and every call.
+    wake
+        Called with a stage's name before it works.
     """
     serving = {
         name: replace(plan, samples=1, params=replace(plan.params, sde_steps=()))
@@ -109,6 +112,7 @@ def evaluate_chain(
         profiles={stage.name: ExecutionProfile.SERVE for stage in workflow.stages},
         draw=EVALUATION_DRAW,
         on_progress=None if on_progress is None else lambda stage: on_progress,
+        wake=wake,
     )
     scored = score_chain(reward, outputs)
     return Evaluation(

@@ -79,6 +79,7 @@ def run_chain(
     profiles: Mapping[str, ExecutionProfile],
     draw: int = 0,
     on_progress: Callable[[str], OnProgress] | None = None,
+    wake: Callable[[str], None] | None = None,
 ) -> list[StageOutput]:
     """Sample a tree under each prompt.
 
@@ -93,6 +94,8 @@ def run_chain(
         Which visit of the prompts this is; another draw gives other noise.
     on_progress
         Gives a progress callback for a stage's name.
+    wake
+        Called with a stage's name before it works.
 
     Returns
     -------
@@ -120,6 +123,8 @@ def run_chain(
         conditions = [images[row] if takes_image else None for row in parents]
         requests = _stage_requests(stage, plan, ids, texts, conditions)
         instance = instances[stage.name]
+        if wake is not None:
+            wake(stage.name)
         media, record = run_requests(
             instance,
             stage.loop_id,

@@ -24,6 +24,7 @@ from workflow_rl.training.credit import (
 from workflow_rl.training.methods.base import Batch, TrainingMethod
 from workflow_rl.training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from workflow_rl.training.policy import StagePolicy
+from workflow_rl.training.residency import StageSwap
 from workflow_rl.training.update import StageUpdate, update_stage
 from workflow_rl.training.weight_sync import WeightRole
 from workflow_rl.workflow import StageOutput, StagePlan, Workflow, run_chain
@@ -46,6 +47,8 @@ class ChainSettings:
     keep_old_policy
         Keep a copy of the weights each rollout was made with, so that ``OLD_POLICY`` can be
         published.
+    swap_stages
+        Keep one stage on the computing device; the others sleep in the CPU's memory.
     seed
         Seed of the random SDE windows.
     """
@@ -58,6 +61,7 @@ class ChainSettings:
     c2_tolerance: float = 0.0
     max_skipped_updates: int = 10
     keep_old_policy: bool = False
+    swap_stages: bool = False
     seed: int = 0
 
 
@@ -94,6 +98,7 @@ class ChainRLMethod(TrainingMethod):
         self.settings = settings
         self.last: Iteration | None = None
         self.on_progress: Callable[[str], OnProgress] | None = None
+        self._swap = StageSwap(self.policies) if settings.swap_stages else None
         check_group_sizes(settings.credit_rule, self.branching)
         reward.check_stages({p.name: p.student.adapter.media_kind.value for p in self.policies})
 
@@ -152,6 +157,11 @@ class ChainRLMethod(TrainingMethod):
         }
         return losses, self._metrics(updates)
 
+    def wake(self, name: str) -> None:
+        """Have stage ``name`` on the computing device before it works; who drives it calls this."""
+        if self._swap is not None:
+            self._swap.wake(name)
+
     def _trained(self) -> list[StagePolicy]:
         return [policy for policy in self.policies if not policy.settings.freeze]
 
@@ -176,6 +186,7 @@ class ChainRLMethod(TrainingMethod):
             profiles={policy.name: policy.profile() for policy in self.policies},
             draw=iteration,
             on_progress=self.on_progress,
+            wake=self.wake,
         )
 
     def _score(self, outputs: Sequence[StageOutput]) -> TreeScores:
@@ -188,6 +199,7 @@ class ChainRLMethod(TrainingMethod):
         for policy, output, level in zip(self.policies, outputs, credit.levels, strict=True):
             if policy.settings.freeze or output.record is None:
                 continue
+            self.wake(policy.name)
             update = update_stage(
                 policy,
                 output.record,
