@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 import torch
+from PIL import Image
 
-from tests.fake_models import fake_instance
+from tests.fake_models import NUM_FRAMES, fake_instance
 from workflow_rl.config import PromptRecord
+from workflow_rl.config.first_frames import FirstFrame, find_first_frame
 from workflow_rl.enums import ExecutionProfile
 from workflow_rl.errors import UserError
 from workflow_rl.request import DiffusionParams, SampleId, TaskType
 from workflow_rl.runtime.driver import OnProgress, ProgressEvent
-from workflow_rl.workflow import StageOutput, StagePlan, Workflow, WorkflowStage, run_chain
+from workflow_rl.workflow import (
+    StageOutput,
+    StagePlan,
+    Workflow,
+    WorkflowStage,
+    joined_shots,
+    run_chain,
+)
 
 PROMPTS = [PromptRecord("a cat"), PromptRecord("a dog")]
 SEEDS = [3, 4]
@@ -35,14 +46,17 @@ def _run(
     on_progress: OnProgress | None = None,
     profile: ExecutionProfile = ExecutionProfile.SERVE,
     draw: int = 0,
+    seeds: list[int] = SEEDS,
+    size: tuple[int, int] | None = None,
 ) -> list[StageOutput]:
-    params = DiffusionParams(num_inference_steps=2, sde_steps=(0,))
+    height, width = size or (None, None)
+    params = DiffusionParams(num_inference_steps=2, sde_steps=(0,), height=height, width=width)
     return run_chain(
         workflow,
         {stage.name: fake_instance(stage.task, stage.name) for stage in workflow.stages},
         {s.name: StagePlan(params, SAMPLES[s.name], slots) for s in workflow.stages},
         prompts,
-        SEEDS[: len(prompts)],
+        seeds[: len(prompts)],
         profiles={stage.name: profile for stage in workflow.stages},
         draw=draw,
         on_progress=None if on_progress is None else lambda stage: on_progress,
@@ -123,9 +137,95 @@ def test_progress_counts_every_step_of_every_batch() -> None:
         assert {(event.num_steps, event.batch_size) for event in mine} == {(2, 4)}
 
 
-def test_what_cannot_be_run_is_refused() -> None:
-    video = Workflow("video", THREE.stages[1:2])
-    with pytest.raises(UserError, match="stage 'i2v' starts from an image; give first frames"):
-        _run(workflow=video)
+VIDEOS = Workflow(
+    "videos", (WorkflowStage("i2v", TaskType.I2V), WorkflowStage("more", TaskType.I2V))
+)
+
+
+@pytest.fixture
+def frame(tmp_path: Path) -> Callable[..., FirstFrame]:
+    def make(name: str, colour: str, size: tuple[int, int] = (6, 4)) -> FirstFrame:
+        Image.new("RGB", size, colour).save(tmp_path / name)
+        return find_first_frame(tmp_path / name, "test")
+
+    return make
+
+
+def test_a_chain_begins_with_given_frames(frame: Callable[..., FirstFrame]) -> None:
+    prompts = [PromptRecord("a cat", first_frame=frame(f"{c}.png", c)) for c in ("red", "blue")]
+    i2v, more = _run(VIDEOS, prompts, seeds=[3, 3])
+    pixels = [request.image_CHW for request in i2v.requests]
+    assert all(image is not None and image.shape == (3, 4, 6) for image in pixels)
+    means = [image.mean((1, 2)).tolist() for image in pixels if image is not None]
+    assert means == [[1, 0, 0]] * SAMPLES["i2v"] + [[0, 0, 1]] * SAMPLES["i2v"]
+    assert len({id(image) for image in pixels}) == 2
+    for request, parent in zip(more.requests, more.parents, strict=True):
+        assert request.image_CHW is not None
+        assert torch.equal(request.image_CHW, i2v.media[parent][:, -1])
+
+
+def test_the_frame_is_part_of_who_a_sample_is(
+    frame: Callable[..., FirstFrame], tmp_path: Path
+) -> None:
+    red, blue = (PromptRecord("a cat", first_frame=frame(f"{c}.png", c)) for c in ("red", "blue"))
+    (one, _), (other, _) = _run(VIDEOS, [red, blue], seeds=[3, 3]), _run(VIDEOS, [blue])
+    videos = SAMPLES["i2v"]
+    assert len({request.sample for request in one.requests}) == 2 * videos
+    assert not torch.equal(one.media[:videos], one.media[videos:])
+    assert torch.equal(one.media[videos:], other.media)
+    moved = PromptRecord("a cat", first_frame=frame("moved.png", "blue"))
+    assert torch.equal(_run(VIDEOS, [moved])[0].media, other.media)
+
+
+def test_seeds_of_one_frame_share_its_object(frame: Callable[..., FirstFrame]) -> None:
+    red = PromptRecord("a cat", first_frame=frame("red.png", "red"))
+    i2v, _ = _run(VIDEOS, [red, red], size=(8, 2))
+    assert len({id(request.image_CHW) for request in i2v.requests}) == 1
+    assert i2v.requests[0].image_CHW is not None
+    assert i2v.requests[0].image_CHW.shape == (3, 8, 2)
+
+
+def test_a_prompt_that_comes_twice_in_a_batch_makes_other_samples() -> None:
+    twice = _run(prompts=[PROMPTS[0], PROMPTS[0]], seeds=[3, 3])
+    once = _run(prompts=[PROMPTS[0]])
+    for two, one in zip(twice, once, strict=True):
+        half = len(one.media)
+        assert torch.equal(two.media[:half], one.media)
+        assert [r.sample for r in two.requests[:half]] == [r.sample for r in one.requests]
+        assert len({request.sample for request in two.requests}) == 2 * half
+        assert len(two.media.unique(dim=0)) == 2 * half
+    other_seed = _run(prompts=[PROMPTS[0], PROMPTS[0]])
+    assert [r.sample.path for r in other_seed[0].requests] == [(0,), (1,)] * 2
+
+
+def test_two_stages_of_one_task_draw_their_own_noise() -> None:
+    first, second = (
+        _run(Workflow(name, (THREE.stages[0], WorkflowStage(name, TaskType.I2V))))[1]
+        for name in ("i2v", "more")
+    )
+    assert first.requests[0].sample == second.requests[0].sample
+    assert not torch.equal(first.media[0], second.media[0])
+
+
+def test_joined_shots_show_the_shared_frame_once() -> None:
+    outputs = _run()
+    _, i2v, more = outputs
+    row = 9
+    joined = joined_shots(outputs, row)
+    first = i2v.media[more.parents[row]]
+    assert joined.shape[1] == 2 * NUM_FRAMES - 1
+    assert torch.equal(joined[:, :NUM_FRAMES], first)
+    assert torch.equal(joined[:, NUM_FRAMES:], more.media[row][:, 1:])
+
+
+def test_what_cannot_be_run_is_refused(frame: Callable[..., FirstFrame]) -> None:
+    small = PromptRecord("a cat", first_frame=frame("small.png", "red", size=(2, 2)))
+    large = PromptRecord("a dog", first_frame=frame("large.png", "red", size=(4, 4)))
+    with pytest.raises(UserError, match="stage 'i2v' starts from an image, but 'a dog' has no"):
+        _run(VIDEOS, [small, PROMPTS[1]])
+    with pytest.raises(UserError, match=r"small\.png, but stage 't2i' .t2i. takes none"):
+        _run(prompts=[PROMPTS[0], small])
+    with pytest.raises(UserError, match=r"large\.png is 4 x 4 pixels, but .*small\.png is 2 x 2"):
+        _run(VIDEOS, [small, large])
     with pytest.raises(UserError, match="there is no prompt"):
         _run(prompts=[])
