@@ -13,7 +13,7 @@ from workflow_rl.errors import UserError
 from workflow_rl.loop.window import SDEWindow
 from workflow_rl.request import DiffusionParams
 from workflow_rl.training.methods.workflow_rl import WorkflowRLMethod
-from workflow_rl.training.policy import OptimizerSettings, StageSettings
+from workflow_rl.training.settings import OptimizerSettings, StageSettings
 from workflow_rl.workflow import T2I_I2V, StagePlan
 
 MakeMethod = Callable[..., WorkflowRLMethod]

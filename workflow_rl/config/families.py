@@ -21,6 +21,12 @@ class Grid:
     frames: int = 1
 
 
+LORA_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+"""The projections of an attention layer."""
+LORA_JOINT_ATTENTION = (*LORA_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+"""Those of an attention layer over image and text tokens."""
+
+
 @dataclass(frozen=True)
 class Family:
     """A model family.
@@ -35,6 +41,8 @@ class Family:
         ``module:function`` that describes a folder as a card.
     grid
         Reads which sizes and frame counts a folder's model can make.
+    lora_targets
+        Endings of the linear layers that a LoRA adapts by default.
     refusal
         Says what in ``model_index.json`` is not supported, with the mend; None: nothing.
     """
@@ -43,6 +51,7 @@ class Family:
     task: str
     card_builder: str
     grid: Callable[[ReadJSON], Grid]
+    lora_targets: tuple[str, ...] = LORA_ATTENTION
     refusal: Callable[[Mapping[str, Any]], str | None] = lambda index: None
 
 
@@ -84,13 +93,21 @@ def _wan_refusal(index: Mapping[str, Any]) -> str | None:
 
 FAMILIES: Mapping[str, Family] = {
     "FluxPipeline": Family(
-        "flux", "t2i", "workflow_rl.models.flux:build_flux_t2i_card", grid=_flux_grid
+        "flux",
+        "t2i",
+        "workflow_rl.models.flux:build_flux_t2i_card",
+        grid=_flux_grid,
+        lora_targets=(
+            *LORA_JOINT_ATTENTION,
+            *("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
+        ),
     ),
     "WanImageToVideoPipeline": Family(
         "wan",
         "i2v",
         "workflow_rl.models.wan:build_wan_i2v_card",
         grid=_wan_grid,
+        lora_targets=(*LORA_ATTENTION, "ffn.net.0.proj", "ffn.net.2"),
         refusal=_wan_refusal,
     ),
 }

@@ -6,6 +6,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from workflow_rl.config.base import ConfigModel
+from workflow_rl.config.lora import LoRAConfig
+from workflow_rl.config.memory import MemoryConfig
 from workflow_rl.enums import CFGBatching, GuidanceMode, Sampler, SDEKind
 
 StageTask = Literal["t2i", "i2v"]
@@ -99,6 +101,12 @@ class StageConfig(ConfigModel):
     model: Path | None = Field(
         None, description="Diffusers folder; null is the embedded model of the task."
     )
+    variant: str | None = Field(
+        None,
+        min_length=1,
+        description="Variant of the weight files, such as `fp16`; a component without it gives its "
+        "plain files. null is the plain files.",
+    )
     samples: int = Field(
         4, ge=1, description="Outputs per input: K images per prompt, M videos per image."
     )
@@ -154,6 +162,11 @@ class StageConfig(ConfigModel):
         description="Sub-modules that train, by a dotted part of their name such as "
         "`time_text_embed.text_embedder`; empty trains the whole transformer.",
     )
+    lora: LoRAConfig | None = Field(
+        None,
+        description="Train low-rank adapters beside frozen weights, and hold the KL to the model "
+        "without them; null trains the weights themselves.",
+    )
     freeze: bool = Field(False, description="Keep this stage's weights; it still samples.")
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="This stage's optimiser.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
@@ -176,6 +189,7 @@ class StageConfig(ConfigModel):
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Type the model computes in; sampler arithmetic is float32."
     )
+    memory: MemoryConfig = Field(MemoryConfig(), description="Ways to need less memory.")
     kernel: str | None = Field(
         None, description="Kernel of the SDE step (`workflow-rl kernels`); null chooses by device."
     )
@@ -204,6 +218,22 @@ class StageConfig(ConfigModel):
             raise ValueError(
                 f"negative_prompt is given, but guidance_scale is {self.guidance_scale}, which "
                 "uses none; set guidance_scale > 1 or leave negative_prompt out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora is None:
+            return self
+        if self.train_modules:
+            raise ValueError(
+                "lora and train_modules are both given, but with a LoRA only its adapters train; "
+                "leave train_modules out and name layers in lora.targets"
+            )
+        if self.freeze and self.lora.init is None:
+            raise ValueError(
+                "lora is given without init, but the stage is frozen, so it would change nothing; "
+                "leave lora out or give lora.init"
             )
         return self
 

@@ -10,8 +10,14 @@ import torch
 
 from workflow_rl.config import RunConfig, StageConfig
 from workflow_rl.errors import UserError
-from workflow_rl.instance import ModelInstance, load_card
-from workflow_rl.training.build import DTYPES, choose_device, stage_cards, stage_plan, workflow_of
+from workflow_rl.instance import ModelInstance
+from workflow_rl.training.build import (
+    choose_device,
+    load_stage,
+    stage_cards,
+    stage_plan,
+    workflow_of,
+)
 from workflow_rl.training.checkpoint import latest_valid, load_checkpoint
 from workflow_rl.training.weight_sync import WeightRole, WeightSyncPlan, publish
 from workflow_rl.workflow import StagePlan, Workflow
@@ -33,7 +39,7 @@ def load_chain(
     workflow = workflow_of(workflow_id, stages)
     cards = stage_cards(workflow, stages)
     instances = {
-        name: load_card(card, device=choose_device(device), dtype=DTYPES[stages[name].dtype])
+        name: load_stage(name, stages[name], card, choose_device(device))
         for name, card in cards.items()
     }
     return ServedChain(

@@ -9,13 +9,15 @@ import torch
 from workflow_rl.card import ModelCard
 from workflow_rl.config import RunConfig, StageConfig
 from workflow_rl.errors import UserError
-from workflow_rl.instance import load_card
+from workflow_rl.instance import ModelInstance, load_card
 from workflow_rl.loop.window import SDEWindow
 from workflow_rl.models import build_card
+from workflow_rl.models.lora import attach_lora
 from workflow_rl.request import DiffusionParams, TaskType
 from workflow_rl.rewards.registry import build_rewards
 from workflow_rl.training.methods.chain import ChainRLMethod, ChainSettings
-from workflow_rl.training.policy import OptimizerSettings, StagePolicy, StageSettings
+from workflow_rl.training.policy import StagePolicy
+from workflow_rl.training.settings import OptimizerSettings, StageSettings
 from workflow_rl.workflow import Catalog, StagePlan, Workflow, WorkflowStage
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -108,6 +110,16 @@ def stage_settings(stage: WorkflowStage, config: StageConfig, total_steps: int) 
     )
 
 
+def load_stage(
+    name: str, stage: StageConfig, card: ModelCard, device: torch.device, seed: int = 0
+) -> ModelInstance:
+    """Load a stage's model, with its LoRA where it has one; ``seed`` draws a new LoRA's A."""
+    instance = load_card(card, device=device, dtype=DTYPES[stage.dtype])
+    if stage.lora is not None:
+        attach_lora(instance, stage.lora, where=f"stages.{name}.lora", seed=seed)
+    return instance
+
+
 def build_method(config: RunConfig) -> ChainRLMethod:
     """Load the models of a configuration and build its method."""
     workflow = workflow_of(config.workflow, config.stages)
@@ -116,12 +128,14 @@ def build_method(config: RunConfig) -> ChainRLMethod:
     policies = []
     for stage in workflow.stages:
         options = config.stages[stage.name]
-        dtype = DTYPES[options.dtype]
         settings = stage_settings(stage, options, config.training.iterations)
-        needs_reference = options.kl_weight > 0 and not options.freeze
         card = cards[stage.name]
-        student = load_card(card, device=device, dtype=dtype)
-        reference = load_card(card, device=device, dtype=dtype) if needs_reference else None
+        student = load_stage(stage.name, options, card, device, config.seed)
+        # With a LoRA the reference is the student with its adapters off.
+        trains_weights = options.lora is None and not options.freeze
+        reference = None
+        if trains_weights and options.kl_weight > 0:
+            reference = load_card(card, device=device, dtype=DTYPES[options.dtype])
         policies.append(StagePolicy(settings, student, reference))
     return ChainRLMethod(
         workflow,

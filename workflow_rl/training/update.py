@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,10 +16,15 @@ from workflow_rl.loop.sampler import gaussian_log_ratio
 from workflow_rl.training.objective import STEP_WEIGHTINGS, gaussian_kl, ppo_clip_loss
 from workflow_rl.training.policy import StagePolicy
 from workflow_rl.training.rollout import recompute
+from workflow_rl.training.weight_sync import weights_checksum
 
 
 class C2Error(WorkflowRLError):
     """Recomputed log-probs differ from the captured ones: the update would be off-policy."""
+
+
+class TrainsNothingError(WorkflowRLError):
+    """The first update left the served model as it was: the run would train nothing."""
 
 
 @dataclass
@@ -134,7 +140,8 @@ def update_stage(
             gate.check(c2_tolerance, name)
         if statistics.count == 0:
             break
-        grad_norm = apply_gradients(policy, statistics, iteration)
+        components = {step.component for step in record.steps}
+        grad_norm = apply_gradients(policy, statistics, components, iteration)
         result.applied |= policy.skipped_in_a_row == 0
         result.pg_loss, result.ratio_mean = statistics.means()
         result.metrics |= _metrics(statistics, grad_norm, name)
@@ -239,39 +246,81 @@ def _accumulate_rows(
 @torch.no_grad()
 def _reference_means(policy: StagePolicy, rows: BehaviourRecord) -> list[torch.Tensor]:
     """Return the reference's mean of each step; empty where the KL has no weight."""
-    if policy.reference is None or policy.settings.kl_weight == 0:
+    if policy.settings.kl_weight == 0:
         return []
-    return [now.mean for _, now in recompute(policy.reference, rows)]
+    with policy.as_reference() as reference:
+        return [now.mean for _, now in recompute(reference, rows)]
 
 
-def apply_gradients(policy: StagePolicy, statistics: StepStatistics, iteration: int) -> float:
+def apply_gradients(
+    policy: StagePolicy, statistics: StepStatistics, components: Set[str], iteration: int
+) -> float:
     """Clip, then step the optimiser and the EMA; skip and count if anything is not finite.
 
     Returns the gradient norm before clipping.
+
+    Raises
+    ------
+    TrainsNothingError
+        After the first step, if it trained nothing: see :func:`check_first_update`.
     """
     if policy.optimizer is None:
         raise RuntimeError(f"stage {policy.name!r} is frozen")
     policy.raise_gradients()
-    norm = math.hypot(
-        *(
-            float(clip_grad_norm_(masters, policy.settings.max_grad_norm))
-            for masters in policy.masters_by_component().values()
-        )
-    )
+    norms = {
+        component: float(clip_grad_norm_(masters, policy.settings.max_grad_norm))
+        for component, masters in policy.masters_by_component().items()
+    }
+    norm = math.hypot(*norms.values())
     if not (math.isfinite(norm) and math.isfinite(statistics.loss + statistics.kl)):
         policy.skipped_in_a_row += 1
         policy.skipped_total += 1
         policy.drop_gradients()
         return norm
     policy.skipped_in_a_row = 0
+    before = None if policy.has_trained else weights_checksum(policy.parameters())
     for group in policy.optimizer.param_groups:
         group["lr"] = policy.settings.optimizer.lr_at(iteration)
     policy.optimizer.step()
     policy.drop_gradients()
     policy.lower_masters()
+    if before is not None:
+        check_first_update(policy, {c: norms[c] for c in components}, before)
+        policy.has_trained = True
     if policy.ema is not None:
         policy.ema.update(policy.masters)
     return norm
+
+
+def check_first_update(policy: StagePolicy, norms: Mapping[str, float], before: str) -> None:
+    """Fail a run that trains nothing at its first update: later nobody would notice.
+
+    Of a new LoRA's gradient only B's part is not 0, because B = 0.
+
+    Parameters
+    ----------
+    norms
+        Gradient norm of each component that made the samples.
+    before
+        Checksum of the served weights before the update.
+
+    Raises
+    ------
+    TrainsNothingError
+        If a component got no gradient, or not one bit of the served weights changed.
+    """
+    trained = "lora.targets" if policy.has_lora else "train_modules"
+    for component, norm in norms.items():
+        if norm == 0:
+            raise TrainsNothingError(
+                f"stage {policy.name!r}: the first update gave {component} a gradient of 0, so it "
+                f"trains nothing; name layers in {trained} that act on its output"
+            )
+    if weights_checksum(policy.parameters()) == before:
+        raise TrainsNothingError(
+            f"stage {policy.name!r}: the first update changed no weight that is served, with "
+            f"learning rate {policy.settings.optimizer.lr:g}; raise optimizer.lr"
+        )
 
 
 def _metrics(sums: StepStatistics, grad_norm: float, name: str) -> dict[str, float]:

@@ -9,16 +9,19 @@ from typing import Any, NamedTuple
 import torch
 
 from workflow_rl.card import ModelCard
+from workflow_rl.config.lora import LoRAConfig
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance
 from workflow_rl.loop.window import SDEWindow
+from workflow_rl.models.lora import attach_lora, check_card_lora
 from workflow_rl.request import DiffusionParams
 from workflow_rl.rewards.composite import CompositeReward
 from workflow_rl.rewards.registry import build_rewards
 from workflow_rl.training.credit import Normalisation
 from workflow_rl.training.methods.base import new_instance
 from workflow_rl.training.methods.chain import ChainRLMethod, ChainSettings
-from workflow_rl.training.policy import OptimizerSettings, StagePolicy, StageSettings
+from workflow_rl.training.policy import StagePolicy
+from workflow_rl.training.settings import OptimizerSettings, StageSettings
 from workflow_rl.workflow import T2I_I2V, StagePlan
 from workflow_rl.workflow.workflow import check_stage_card
 
@@ -34,7 +37,8 @@ class WorkflowRLMethod(ChainRLMethod):
     t2i_student, i2v_student
         The policies; trained in place, and the ones that serve.
     t2i_reference, i2v_reference
-        Frozen starts for the KL; may be None with ``beta=0``.
+        Frozen starts for the KL; may be None with ``beta=0``, and where the student has a LoRA:
+        then the start is the student without it.
     reward
         A weighted sum of rewards on the video (or the image); None: ``DEFAULT_REWARD``.
     num_samples_per_prompt
@@ -185,6 +189,9 @@ def build_workflow_rl(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    t2i_lora: LoRAConfig | None = None,
+    i2v_lora: LoRAConfig | None = None,
+    lora_seed: int = 0,
     **kwargs: Any,
 ) -> WorkflowRLMethod:
     """Load students and references of two cards and build the method.
@@ -193,16 +200,31 @@ def build_workflow_rl(
     ----------
     device, dtype
         Where and in which dtype the models live.
+    t2i_lora, i2v_lora
+        Adapters to train; None trains the weights themselves.
+    lora_seed
+        Seed of a new LoRA's A.
     kwargs
         Arguments of :class:`WorkflowRLMethod`. No reference is loaded with ``beta=0``, nor
-        for a stage that is frozen.
+        for a stage that is frozen or has a LoRA.
     """
     _check_chain(t2i_card, i2v_card)
-    trained = (kwargs.get("train_t2i", True), kwargs.get("train_i2v", True))
+    stages = {
+        "t2i": (t2i_card, t2i_lora, kwargs.get("train_t2i", True)),
+        "i2v": (i2v_card, i2v_lora, kwargs.get("train_i2v", True)),
+    }
     has_kl = kwargs.get("beta", 0.01) > 0
-    students = [new_instance(card, device=device, dtype=dtype) for card in (t2i_card, i2v_card)]
-    references = [
-        new_instance(card, device=device, dtype=dtype) if has_kl and trains else None
-        for card, trains in zip((t2i_card, i2v_card), trained, strict=True)
-    ]
+    for name, (card, lora, _) in stages.items():
+        if lora is not None:
+            check_card_lora(card, lora, where=f"{name}_lora")
+    students, references = [], []
+    for name, (card, lora, trains) in stages.items():
+        student = new_instance(card, device=device, dtype=dtype)
+        if lora is not None:
+            attach_lora(student, lora, where=f"{name}_lora", seed=lora_seed)
+        needs_reference = has_kl and trains and lora is None
+        students.append(student)
+        references.append(
+            new_instance(card, device=device, dtype=dtype) if needs_reference else None
+        )
     return WorkflowRLMethod(*students, *references, **kwargs)
