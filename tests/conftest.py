@@ -7,7 +7,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import pytest
 from hypothesis import settings
+
+pytest.register_assert_rewrite("tests.models.contract")
 
 # Machines are shared: how long an example takes says nothing.
 settings.register_profile("untimed", deadline=None)

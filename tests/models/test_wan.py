@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import WanImageToVideoPipeline
-from PIL import Image
+from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline
 
+from tests.models.contract import FamilyCase, FamilyContract, StockCall
 from tests.tiny_models import save_wan
+from tests.tiny_models.wan import uni_pc
 from workflow_rl.enums import ExecutionProfile
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance, load_card
@@ -21,6 +23,55 @@ from workflow_rl.training.rollout import rollout_loop
 
 PROMPT = "a red circle moving left"
 FRAMES = 5
+
+
+def stock_wan(call: StockCall) -> torch.Tensor:
+    """Return what the stock pipeline makes."""
+    frames_TCHW: torch.Tensor = call.pipeline(
+        image=call.image,
+        prompt=call.prompt,
+        negative_prompt=call.negative_prompt,
+        latents=call.latents[None],
+        height=call.params.height,
+        width=call.params.width,
+        num_frames=call.params.num_frames,
+        num_inference_steps=call.params.num_inference_steps,
+        guidance_scale=call.params.guidance_scale,
+        max_sequence_length=call.params.max_sequence_length,
+        output_type="pt",
+    ).frames[0]
+    return frames_TCHW.transpose(0, 1)
+
+
+class TestWan21(FamilyContract):
+    """With an image encoder and, as published, a UniPC scheduler."""
+
+    case = FamilyCase(
+        name="wan-2.1",
+        task="i2v",
+        save=partial(save_wan, image_encoder=True, scheduler=uni_pc()),
+        pipeline_class=WanImageToVideoPipeline,
+        stock=stock_wan,
+        num_frames=FRAMES,
+        guidances=(
+            {},
+            {"guidance_scale": 3.0},
+            {"guidance_scale": 2.0, "negative_prompt": "a cat"},
+        ),
+        euler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+    )
+
+
+class TestWanWithoutImageEncoder(FamilyContract):
+    case = FamilyCase(
+        name="wan-plain",
+        task="i2v",
+        save=partial(save_wan, image_encoder=False),
+        pipeline_class=WanImageToVideoPipeline,
+        stock=stock_wan,
+        num_frames=FRAMES,
+        guidances=({}, {"guidance_scale": 3.0}),
+    )
 
 
 @pytest.fixture(scope="module", params=["clip", "plain"])
@@ -38,60 +89,6 @@ def _images(count: int) -> torch.Tensor:
     """Random images on the 8-bit grid, so that PIL and tensors say the same."""
     pixels = torch.randint(0, 256, (count, 3, 32, 32), generator=torch.Generator().manual_seed(2))
     return pixels / 255
-
-
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
-def test_serve_equals_the_stock_pipeline(
-    folder: Path, instance: ModelInstance, guidance: float
-) -> None:
-    """Two images in one batch here, one call of the stock pipeline for each."""
-    latents = torch.randn(2, 4, 2, 4, 4, generator=torch.Generator().manual_seed(3))
-    images = _images(2)
-    stock = WanImageToVideoPipeline.from_pretrained(folder)
-    stock.set_progress_bar_config(disable=True)
-    expected = [
-        stock(
-            image=Image.fromarray((image * 255).byte().permute(1, 2, 0).numpy()),
-            prompt=PROMPT,
-            latents=row[None],
-            height=32,
-            width=32,
-            num_frames=FRAMES,
-            num_inference_steps=3,
-            guidance_scale=guidance,
-            max_sequence_length=16,
-            output_type="pt",
-        ).frames[0]
-        for image, row in zip(images, latents, strict=True)
-    ]
-    requests = [
-        make_request(
-            "i2v",
-            PROMPT,
-            image=image,
-            latents=row,
-            num_frames=FRAMES,
-            num_inference_steps=3,
-            guidance_scale=guidance,
-        )
-        for image, row in zip(images, latents, strict=True)
-    ]
-    media, _ = rollout_loop(instance, "denoise", requests, profile=ExecutionProfile.SERVE)
-    assert media.shape == (2, 3, FRAMES, 32, 32)
-    for ours, theirs in zip(media, expected, strict=True):
-        torch.testing.assert_close(ours, theirs.transpose(0, 1), atol=1e-5, rtol=0)
-
-
-def test_the_image_conditions_the_video(instance: ModelInstance) -> None:
-    first, second = _images(2)
-    fields: dict[str, Any] = {"num_frames": FRAMES, "num_inference_steps": 2}
-    media, _ = rollout_loop(
-        instance,
-        "denoise",
-        [make_request("i2v", PROMPT, image=image, **fields) for image in (first, second)],
-        profile=ExecutionProfile.SERVE,
-    )
-    assert (media[0] - media[1]).abs().max() > 1e-4
 
 
 def test_an_image_of_a_group_is_encoded_once(
@@ -115,17 +112,12 @@ def test_an_image_of_a_group_is_encoded_once(
     assert encoded == [1]
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_frames": 6}, "cannot make 6 frames: give a multiple of 4 plus 1"),
-        ({"height": 40, "width": 32}, "height 40: give a positive multiple of 16"),
-    ],
-)
-def test_what_the_model_cannot_make_is_refused(
-    instance: ModelInstance, fields: dict[str, Any], message: str
-) -> None:
-    request = make_request("i2v", PROMPT, image=_images(1)[0], **({"num_frames": 5} | fields))
+def test_another_scheduler_cannot_roll_out(tmp_path: Path) -> None:
+    save_wan(tmp_path / "wan", image_encoder=False, scheduler=uni_pc())
+    instance = load_card(build_wan_i2v_card(tmp_path / "wan"))
+    fields: dict[str, Any] = {"num_frames": FRAMES, "sampler": "checkpoint"}
+    request = make_request("i2v", PROMPT, image=_images(1)[0], **fields)
+    message = "cannot be rolled out with sampler: checkpoint, whose UniPCMultistepScheduler"
     with pytest.raises(UserError, match=message):
         rollout_loop(instance, "denoise", request)
 
@@ -165,6 +157,7 @@ def test_another_scheduler_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptur
     assert build("FlowMatchEulerDiscreteScheduler") == []
     (message,) = build("UniPCMultistepScheduler")
     assert "UniPCMultistepScheduler; it is served with Euler steps" in message
+    assert "sampler: checkpoint" in message
 
 
 def test_wan_2_2_is_refused_by_its_card(tmp_path: Path) -> None:
