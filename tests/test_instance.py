@@ -10,7 +10,7 @@ import torch
 
 from workflow_rl.card import ModelCard, indexed_components, read_model_index
 from workflow_rl.errors import UserError
-from workflow_rl.instance import ContentCache, ModelInstance, load_card
+from workflow_rl.instance import CacheKey, ContentCache, ModelInstance, load_card
 from workflow_rl.models.common import cached_text_encode, collate
 from workflow_rl.request import TaskType
 
@@ -113,6 +113,51 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last() -> None:
     assert cache.misses == misses
     cache.get_or_compute(keys[1], entry)
     assert cache.misses == misses + 1
+
+
+class _Store:
+    """A disk in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[CacheKey, dict[str, torch.Tensor]] = {}
+
+    def load(self, key: CacheKey) -> dict[str, torch.Tensor] | None:
+        return self.kept.get(key)
+
+    def save(self, key: CacheKey, value: dict[str, torch.Tensor]) -> None:
+        self.kept[key] = value
+
+
+def test_what_memory_lost_comes_from_the_store() -> None:
+    instance, encoder = _instance(), _Encoder()
+    instance.caches.max_bytes = 4
+    instance.caches.store = _Store()
+    _encode(instance, encoder, ["a", "bb", "a", "bb"])
+    assert encoder.calls == ["a", "bb"]
+    assert len(instance.caches) == 1
+
+
+def test_without_a_bound_nothing_is_lost() -> None:
+    instance, encoder = _instance(), _Encoder()
+    instance.caches.max_bytes = None
+    _encode(instance, encoder, ["a", "bb", "a", "bb"])
+    assert encoder.calls == ["a", "bb"]
+
+
+def test_dropped_weights_are_gone_and_what_they_cached_stays() -> None:
+    instance, encoder = _instance(), _Encoder()
+    module = torch.nn.Linear(4, 4)
+    instance.adapter.modules = {"text_encoder": module}
+    _encode(instance, encoder, ["a"])
+    instance.drop_weights(["text_encoder"])
+    assert sum(parameter.numel() for parameter in module.parameters()) == 0
+    assert module.weight.dtype is torch.float32
+    _encode(instance, encoder, ["a"])
+    with pytest.raises(UserError, match="the text 'new' was not encoded before model dropped its"):
+        _encode(instance, encoder, ["new"])
+    with pytest.raises(UserError, match="'text_encoder' of model were dropped"):
+        instance.component("text_encoder")
+    assert encoder.calls == ["a"]
 
 
 def test_rows_of_different_kinds_do_not_collate() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.tiny_models import save_flux
 from workflow_rl.errors import UserError
 from workflow_rl.instance import load_card
 from workflow_rl.models import build_flux_t2i_card
+from workflow_rl.models.loading import check_finite
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def _edit(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None
 def test_a_truncated_file_is_one_line(folder: Path, component: str) -> None:
     path = _weights(folder / component)
     path.write_bytes(path.read_bytes()[:-100])
-    assert "cannot load" in _message(folder)
+    assert f"{path} has" in _message(folder)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +64,68 @@ def test_a_truncated_file_is_one_line(folder: Path, component: str) -> None:
 def test_a_missing_tensor_is_named(folder: Path, component: str, name: str) -> None:
     _edit(_weights(folder / component), lambda tensors: tensors.pop(name))
     message = _message(folder)
-    assert f"{component} lacks 1 tensors" in message
-    assert name in message
+    assert f"{component} lacks 1 tensors: {name} of a" in message
+
+
+@pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder", "text_encoder_2"])
+def test_a_tensor_too_many_is_named(folder: Path, component: str) -> None:
+    _edit(_weights(folder / component), lambda tensors: tensors.update(extra=torch.ones(2)))
+    message = _message(folder)
+    assert f"{component} has 1 tensors: extra, which a" in message
+
+
+def test_a_buffer_that_the_class_itself_ignores_is_not_too_many(folder: Path) -> None:
+    """CLIP files written by older libraries hold ``position_ids``."""
+    name = "embeddings.position_ids"
+    _edit(_weights(folder / "text_encoder"), lambda tensors: tensors.update({name: torch.ones(2)}))
+    load_card(build_flux_t2i_card(folder))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    ("component", "name"),
+    [
+        ("transformer", "context_embedder.bias"),
+        ("text_encoder_2", "encoder.block.0.layer.0.SelfAttention.k.weight"),
+    ],
+)
+def test_a_weight_that_is_not_finite_is_named(
+    folder: Path, component: str, name: str, value: float
+) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name].view(-1)[-1] = value
+
+    _edit(_weights(folder / component), spoil)
+    message = _message(folder)
+    assert f"{component}: the weight {name} holds NaN or infinity" in message
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_values_are_checked_in_every_dtype(dtype: torch.dtype) -> None:
+    module = torch.nn.Linear(2, 2).to(dtype)
+    check_finite(module, Path("vae"))
+    with torch.no_grad():
+        module.bias[1] = float("nan")
+    with pytest.raises(UserError, match="vae: the weight bias holds NaN"):
+        check_finite(module, Path("vae"))
+
+
+def test_a_variant_loads_its_own_files(folder: Path) -> None:
+    """Half-precision files beside the plain ones; a component without them gives its plain ones."""
+    plain = _weights(folder / "transformer")
+    half = plain.with_name("diffusion_pytorch_model.fp16.safetensors")
+    tensors = {name: tensor.half() + 1 for name, tensor in load_file(plain).items()}
+    save_file(tensors, half, metadata={"format": "pt"})
+    card = replace(build_flux_t2i_card(folder), variant="fp16")
+    loaded = load_card(card).component("transformer").state_dict()
+    assert all(torch.equal(loaded[name], t.float()) for name, t in tensors.items())
+    with pytest.raises(UserError, match=r"variant is 'fp8'.*; set variant: fp16"):
+        load_card(replace(card, variant="fp8"))
+
+
+def test_a_component_without_weights_is_named(folder: Path) -> None:
+    _weights(folder / "vae").unlink()
+    assert "vae holds no weights in safetensors" in _message(folder)
 
 
 def test_a_tensor_of_another_shape_is_one_line(folder: Path) -> None:
@@ -82,8 +144,13 @@ def test_tied_weights_and_shards_are_whole(folder: Path) -> None:
     model = T5EncoderModel.from_pretrained(source)
     _weights(source).unlink()
     model.save_pretrained(source, max_shard_size="3KB")
-    assert len(list(source.glob("*.safetensors"))) > 1
+    shards = sorted(source.glob("*.safetensors"))
+    assert len(shards) > 1
     assert "encoder.embed_tokens.weight" in model.state_dict()
     loaded = load_card(build_flux_t2i_card(folder)).component("text_encoder_2")
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name])
+    shards[1].unlink()
+    assert f"text_encoder_2 lacks {shards[1].name}, 1 of the {len(shards)} files" in _message(
+        folder
+    )
