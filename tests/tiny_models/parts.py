@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from tokenizers import pre_tokenizers
+from transformers import Qwen2Tokenizer, Qwen3Config
 
 TEXT_DIM = 16
 T5_SHAPE = {
@@ -12,6 +14,44 @@ T5_SHAPE = {
     "num_layers": 1,
     "num_heads": 2,
 }
+
+QWEN_MAX_LENGTH = 64
+"""Tokens per text, which a caption's letters and the chat's frame fit into."""
+QWEN_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""The published chat format, for messages without tools."""
+
+
+def qwen2_tokenizer(max_length: int = QWEN_MAX_LENGTH) -> Qwen2Tokenizer:
+    """Return Qwen's byte-level format without merges: a token is a byte or a special token."""
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|endoftext|>"]
+    special = ["<|im_start|>", "<|im_end|>"]
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: index for index, token in enumerate(tokens + special)},
+        merges=[],
+        model_max_length=max_length,
+        additional_special_tokens=special,
+    )
+    tokenizer.chat_template = QWEN_CHAT
+    return tokenizer
+
+
+def qwen3_config(num_layers: int) -> Qwen3Config:
+    """Return a Qwen3 of ``TEXT_DIM`` channels for :func:`qwen2_tokenizer`."""
+    return Qwen3Config(
+        vocab_size=len(qwen2_tokenizer()),
+        hidden_size=TEXT_DIM,
+        intermediate_size=32,
+        num_hidden_layers=num_layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
 
 
 def randomise(module: torch.nn.Module) -> None:
