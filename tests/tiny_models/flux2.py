@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from diffusers import (
     AutoencoderKLFlux2,
+    FlowMatchEulerDiscreteScheduler,
     Flux2KleinPipeline,
     Flux2Transformer2DModel,
-    FlowMatchEulerDiscreteScheduler,
 )
 from transformers import Qwen3ForCausalLM
 

@@ -63,7 +63,7 @@ WAN_MIN_MULTIPLE = 16
 
 
 def _flux_grid(read: ReadJSON) -> Grid:
-    """``FluxPipeline``: the VAE's factor, and 2x2 latents to a token."""
+    """``FluxPipeline`` and its kin: the VAE's factor, and 2x2 latents to a token."""
     step = 2 * 2 ** (len(read("vae/config.json")["block_out_channels"]) - 1)
     return Grid(step, step)
 
@@ -100,6 +100,27 @@ FAMILIES: Mapping[str, Family] = {
         lora_targets=(
             *LORA_JOINT_ATTENTION,
             *("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
+        ),
+    ),
+    "Flux2KleinPipeline": Family(
+        "flux2",
+        "t2i",
+        "workflow_rl.models.flux2:build_flux2_t2i_card",
+        grid=_flux_grid,
+        lora_targets=(
+            *LORA_JOINT_ATTENTION,
+            *("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out"),
+            *("attn.to_qkv_mlp_proj", "attn.to_out"),
+        ),
+    ),
+    "ZImagePipeline": Family(
+        "z_image",
+        "t2i",
+        "workflow_rl.models.z_image:build_z_image_t2i_card",
+        grid=_flux_grid,
+        lora_targets=(
+            *LORA_ATTENTION,
+            *("feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),
         ),
     ),
     "WanImageToVideoPipeline": Family(

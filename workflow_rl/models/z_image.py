@@ -1,0 +1,105 @@
+"""Z-Image text-to-image: ``ZImagePipeline`` folders (base with guidance, Turbo without).
+
+The stock modules and the stock pipeline's own text encoding are used as they are; this file states
+Z-Image's conventions to the shared loop.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from workflow_rl.card import ModelCard
+from workflow_rl.enums import MediaKind
+from workflow_rl.models.adapter import PipelineAdapter, batch_timestep, describe
+from workflow_rl.models.common import Conditioning, ScheduleSpec, linear_sigmas
+from workflow_rl.models.guidance import FROM_POSITIVE, NO_GUIDANCE, guidance_table
+from workflow_rl.request import DiffusionParams
+
+DEFAULT_SIZE = 1024
+"""Pixels where none are asked for, as in the stock pipeline."""
+
+
+class ZImageAdapter(PipelineAdapter):
+    """Z-Image for the denoising loop.
+
+    Latents are [B, 16, H/8, W/8] for the published VAE. The transformer takes lists of latents and
+    of texts, each of its own length, and 1 - sigma as its time; it gives x0 - eps, which is negated
+    here. A guidance scale of g weighs v_pos by 1 + g, so that 0 is no guidance.
+    """
+
+    family = "z_image"
+    pipeline_class = "ZImagePipeline"
+    media_kind = MediaKind.IMAGE
+    guidances = guidance_table(NO_GUIDANCE, FROM_POSITIVE)
+    neutral_scale = 0.0
+    cfg_above = 0.0
+
+    def default_size(self) -> int:
+        return DEFAULT_SIZE
+
+    def encode_text(self, text: str, length: int) -> dict[str, torch.Tensor]:
+        # The stock function writes the chat's frame into the list that it is given.
+        embeds_list, _ = self.pipeline.encode_prompt(
+            [text], do_classifier_free_guidance=False, max_sequence_length=length
+        )
+        embeds = embeds_list[0]
+        mask = torch.ones(len(embeds), dtype=torch.bool, device=embeds.device)
+        return {"prompt_embeds": embeds, "prompt_mask": mask}
+
+    def latent_shape(self, params: DiffusionParams) -> tuple[int, ...]:
+        height, width = self.size_of(params)
+        factor = self.pipeline.vae_scale_factor
+        return self.modules["transformer"].config.in_channels, height // factor, width // factor
+
+    def schedule(self, params: DiffusionParams) -> ScheduleSpec:
+        height, width = self.size_of(params)
+        return ScheduleSpec(
+            self.scheduler.config,
+            num_tokens=(height // self.grid.height) * (width // self.grid.width),
+            sigmas=linear_sigmas(params.num_inference_steps),
+        )
+
+    def forward(
+        self,
+        component: str,
+        latents: torch.Tensor,
+        timestep: float,
+        conditioning: Conditioning,
+        params: DiffusionParams,
+    ) -> torch.Tensor:
+        transformer = self.modules[component]
+        dtype = transformer.dtype
+        lengths = conditioning["prompt_mask"].sum(1).tolist()
+        embeds = conditioning["prompt_embeds"].to(dtype)
+        images: list[torch.Tensor] = transformer(
+            list(latents.to(dtype).unsqueeze(2)),
+            (1000 - batch_timestep(latents, timestep)) / 1000,
+            [row[:length] for row, length in zip(embeds, lengths, strict=True)],
+            return_dict=False,
+        )[0]
+        # Guidance in float32 whatever the dtype, as in the stock pipeline.
+        return -torch.stack(images).squeeze(2).float()
+
+    def decode_media(self, latents: torch.Tensor, params: DiffusionParams) -> torch.Tensor:
+        vae = self.pipeline.vae
+        scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
+        image: torch.Tensor = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]
+        return image
+
+
+def build_z_image_t2i_card(path: str | Path) -> ModelCard:
+    """Describe a Z-Image checkpoint.
+
+    Parameters
+    ----------
+    path
+        A ``ZImagePipeline`` folder.
+
+    Raises
+    ------
+    UserError
+        If the folder is missing or holds something else.
+    """
+    return describe(path, ZImageAdapter)
