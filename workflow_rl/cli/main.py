@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from workflow_rl import __version__
 from workflow_rl.cli.evaluate import evaluate
+from workflow_rl.cli.export import export
 from workflow_rl.cli.generate import generate
 from workflow_rl.cli.kernels import list_kernels
 from workflow_rl.cli.pretrain_tiny import pretrain_tiny
@@ -82,6 +83,7 @@ app.command("resume")(resume)
 app.command("generate")(generate)
 app.command("evaluate")(evaluate)
 app.command("report")(report)
+app.command("export")(export)
 app.command("kernels")(list_kernels)
 app.command("pretrain-tiny")(pretrain_tiny)
 

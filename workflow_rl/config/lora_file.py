@@ -51,6 +51,19 @@ def check_lora(
 ) -> None:
     """Check a LoRA against a diffusers folder, by the names and shapes in its headers.
 
+    Raises
+    ------
+    UserError
+        As :func:`lora_layout`.
+    """
+    lora_layouts(folder, index, defaults, lora, where)
+
+
+def lora_layouts(
+    folder: Path, index: Mapping[str, Any], defaults: Sequence[str], lora: LoRAConfig, where: str
+) -> dict[str, LoRALayout]:
+    """Return the adapters of each transformer in a diffusers folder, from its files' headers.
+
     Parameters
     ----------
     index
@@ -70,9 +83,12 @@ def check_lora(
         for name, entry in index.items()
         if name.startswith("transformer") and isinstance(entry, list) and entry[0] is not None
     )
-    for component in components:
-        linears = _linear_shapes(folder / component, where)
-        lora_layout(lora, linears, defaults, component, components, where)
+    return {
+        component: lora_layout(
+            lora, _linear_shapes(folder / component, where), defaults, component, components, where
+        )
+        for component in components
+    }
 
 
 def lora_layout(

@@ -72,11 +72,11 @@ def _inject(module: Any, layout: LoRALayout, where: str) -> None:
     """Attach the adapters of ``layout`` to a diffusers transformer, fill them, and count them."""
     from peft import LoraConfig
 
-    start = {} if layout.file is None else load_file(str(layout.file))
+    start = start_of(layout)
     module.add_adapter(
         LoraConfig(
             r=layout.rank,
-            lora_alpha=_alpha(layout, start, where),
+            lora_alpha=alpha_of(layout, start, where),
             target_modules=list(layout.modules),
             init_lora_weights="gaussian",
         ),
@@ -96,8 +96,19 @@ def _inject(module: Any, layout: LoRALayout, where: str) -> None:
     module.eval().requires_grad_(False)
 
 
-def _alpha(layout: LoRALayout, start: Mapping[str, torch.Tensor], where: str) -> float:
-    """Return alpha as diffusers reads it: the header's, the ``alpha`` tensors', else the rank."""
+def start_of(layout: LoRALayout) -> dict[str, torch.Tensor]:
+    """Return the tensors that the adapters start from, by the names in their file; none: {}."""
+    return {} if layout.file is None else load_file(str(layout.file))
+
+
+def alpha_of(layout: LoRALayout, start: Mapping[str, torch.Tensor], where: str) -> float:
+    """Return alpha as diffusers reads it: the header's, the ``alpha`` tensors', else the rank.
+
+    Raises
+    ------
+    UserError
+        If the file that the adapters start from has several.
+    """
     alphas = [float(tensor) for key, tensor in start.items() if key.endswith(".alpha")]
     found = set(alphas)
     if 0 < len(alphas) < len(layout.modules):

@@ -156,8 +156,13 @@ def latest_valid(root: Path, on_skip: Callable[[str], None]) -> Path | None:
     return None
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path, prefix: str = "") -> Checkpoint:
     """Read a checkpoint, checking every file against its manifest.
+
+    Parameters
+    ----------
+    prefix
+        Only tensors whose names begin with it are read.
 
     Returns
     -------
@@ -174,7 +179,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise UserError(f"checkpoint {path} is damaged ({fault}); choose another one")
     iteration = int(json.loads((path / MANIFEST).read_text(encoding="utf-8"))["iteration"])
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
-    return Checkpoint(iteration, _read_tensors(path), state)
+    return Checkpoint(iteration, _read_tensors(path, prefix), state)
 
 
 def remove_leftovers(root: Path) -> None:
@@ -221,12 +226,14 @@ def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         dcp.save(dict(prepared), storage_writer=writer, no_dist=True)
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read every tensor of a folder to the CPU through `torch.distributed.checkpoint`."""
+def _read_tensors(folder: Path, prefix: str) -> dict[str, Tensor]:
+    """Read a folder's tensors to the CPU through `torch.distributed.checkpoint`."""
     tensors: dict[str, Any] = {}
     for name, entry in (
         HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata.items()
     ):
+        if not name.startswith(prefix):
+            continue
         if not isinstance(entry, TensorStorageMetadata):
             raise WorkflowRLError(f"checkpoint {folder}: {name} is not a tensor")
         tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype)

@@ -1,0 +1,1 @@
+"""Writing what a run trained as files that the stock libraries load."""

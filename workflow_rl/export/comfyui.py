@@ -1,0 +1,3 @@
+"""Names that ComfyUI's loaders accept."""
+
+COMFYUI_FAMILIES: tuple[str, ...] = ()
