@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -104,6 +104,21 @@ class Reward(Protocol):
 
     def __call__(self, batch: RewardBatch) -> RewardScores:
         """Score the samples of ``batch``."""
+        ...
+
+
+@runtime_checkable
+class LoadsWeights(Protocol):
+    """A reward that must fetch something before it can score: weights, a package, an API key."""
+
+    def load(self) -> None:
+        """Make ready to score; once it has succeeded, calling it again costs nothing.
+
+        Raises
+        ------
+        UserError
+            It cannot: no sample is at fault, so the run ends instead of failing them all.
+        """
         ...
 
 
@@ -243,16 +258,24 @@ def score_safely(
     Parameters
     ----------
     timeout_s : float or None
-        Seconds; None waits for ever (and calls the reward in this thread).
+        Seconds; None waits for ever (and calls the reward in this thread). Loading weights, which
+        happens once, is not counted.
 
     Returns
     -------
     RewardScores
         Scores float32 ``[B]``, NaN exactly where failed, with the reasons.
+
+    Raises
+    ------
+    UserError
+        The reward cannot load, see :class:`LoadsWeights`.
     """
     size = len(batch)
     if reward.media_kind not in ("any", batch.media_kind):
         return all_failed(size, f"scores {reward.media_kind}s, was given {batch.media_kind}s")
+    if isinstance(reward, LoadsWeights):
+        reward.load()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     try:
         return _call(reward, batch, deadline, timeout_s)

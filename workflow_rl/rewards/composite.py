@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from workflow_rl.errors import UserError
-from workflow_rl.rewards.base import MediaKind, RewardBatch, RewardScores, score_safely
+from workflow_rl.rewards.base import (
+    LoadsWeights,
+    MediaKind,
+    RewardBatch,
+    RewardScores,
+    score_safely,
+)
 from workflow_rl.rewards.registry import RewardTerm, nearest
 
 
@@ -76,6 +82,18 @@ class CompositeReward:
             )
         self.terms = list(terms)
         self.labels = _labels(terms)
+
+    def load(self) -> None:
+        """Load what the rewards need, before the first sample is made rather than after.
+
+        Raises
+        ------
+        UserError
+            A reward cannot load.
+        """
+        for term in self.terms:
+            if isinstance(term.reward, LoadsWeights):
+                term.reward.load()
 
     def check_stages(self, kinds: Mapping[str, MediaKind]) -> None:
         """Refuse terms on a stage that is not in the chain or makes another kind of media.

@@ -21,6 +21,9 @@ REWARDS: dict[str, str] = {
     "constant": "workflow_rl.rewards.constant:ConstantReward",
     "directed_motion": "workflow_rl.rewards.directed_motion:DirectedMotion",
     "frame_change": "workflow_rl.rewards.frame_change:FrameChange",
+    "jpeg_size": "workflow_rl.rewards.jpeg_size:JpegSize",
+    "sharpness": "workflow_rl.rewards.sharpness:Sharpness",
+    "temporal_flickering": "workflow_rl.rewards.temporal_flickering:TemporalFlickering",
 }
 
 
