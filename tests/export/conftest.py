@@ -15,7 +15,11 @@ from tests.models.contract import FamilyCase
 CASES: dict[str, FamilyCase] = {
     case.name: case for case in (test_flux.TestFluxDev.case, test_wan.TestWan21.case)
 }
-KINDS: dict[str, dict[str, Any]] = {"lora": {"lora": LORA}, "full": {}}
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {"lora": LORA},
+    "default lora": {"lora": {"rank": 4}},
+    "full": {},
+}
 
 GetRun = Callable[[str, str], TinyRun]
 
@@ -31,7 +35,7 @@ def get_run(tmp_path_factory: pytest.TempPathFactory) -> GetRun:
         if not model.exists():
             CASES[name].save(model)
         if (name, kind) not in runs:
-            run_dir = folder / f"run-{name}-{kind}"
+            run_dir = folder / f"run-{name}-{kind.replace(' ', '-')}"
             runs[name, kind] = make_run(CASES[name], model, run_dir, **KINDS[kind])
         return runs[name, kind]
 

@@ -67,6 +67,7 @@ def _load(run: TinyRun, folder: Path, form: str) -> Any:
     ("kind", "form"),
     [
         ("lora", "lora"),
+        ("default lora", "lora"),
         ("lora", "merged"),
         ("lora", "diffusers"),
         ("full", "merged"),

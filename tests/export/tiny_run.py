@@ -1,7 +1,8 @@
-"""A run that has trained, without the training: its weights are shaken and saved as a checkpoint."""
+"""A run as training leaves it, without the training: shaken weights in a checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,17 @@ class TinyRun:
         return self.case.pipeline_class.from_pretrained(self.model)
 
 
-def make_run(case: FamilyCase, model: Path, run_dir: Path, **stage: Any) -> TinyRun:
+def make_run(
+    case: FamilyCase,
+    model: Path,
+    run_dir: Path,
+    *,
+    top: Mapping[str, Any] | None = None,
+    **stage: Any,
+) -> TinyRun:
     """Make a run of ``model`` with one checkpoint, student and EMA weights apart.
 
-    ``stage`` is the rest of the stage's configuration.
+    ``stage`` is the rest of the stage's configuration, ``top`` that of the run's.
     """
     name = case.task
     options = {"task": name, "model": model, "num_inference_steps": STEPS, "samples": 2, **stage}
@@ -97,6 +105,7 @@ def make_run(case: FamilyCase, model: Path, run_dir: Path, **stage: Any) -> Tiny
             "data": {"prompts": "prompts.txt"},
             "rewards": [{"name": "constant"}],
             "training": {"iterations": ITERATION},
+            **(top or {}),
         }
     )
     create_run_dir(config)
@@ -104,8 +113,8 @@ def make_run(case: FamilyCase, model: Path, run_dir: Path, **stage: Any) -> Tiny
     return TinyRun(case, run_dir, config)
 
 
-def checkpoint(config: RunConfig, iteration: int, *, keep: int = 2) -> Path:
-    """Save a checkpoint of weights away from where the stage begins."""
+def checkpoint(config: RunConfig, iteration: int, *, noise: float = 0.1) -> Path:
+    """Save a checkpoint of weights ``noise`` away from where the stage begins."""
     name = next(iter(config.stages))
     begin = load_chain(config.workflow, config.stages, "cpu").instances[name]
     generator = torch.Generator().manual_seed(iteration)
@@ -114,8 +123,8 @@ def checkpoint(config: RunConfig, iteration: int, *, keep: int = 2) -> Path:
         for component in begin.card.policies:
             for parameter, value in begin.adapter.trainable(component).items():
                 shaken = value.detach().float()
-                shaken = shaken + 0.1 * torch.randn(shaken.shape, generator=generator)
+                shaken = shaken + noise * torch.randn(shaken.shape, generator=generator)
                 tensors[f"{name}/{folder}/{component}.{parameter}"] = shaken
     return save_checkpoint(
-        config.output_dir / "checkpoints", iteration, tensors, {"method": {}}, keep=keep
+        config.output_dir / "checkpoints", iteration, tensors, {"method": {}}, keep=2
     )

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from workflow_rl.errors import UserError, WorkflowRLError
 
 WEIGHTS_SUFFIX = ".safetensors"
@@ -43,9 +45,9 @@ def new_folder(target: Path) -> Iterator[Path]:
         with suppress(OSError):
             for path in made:
                 path.rmdir()
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | SafetensorError):
             raise WorkflowRLError(
-                f"cannot write {target}: {error}; nothing was left there"
+                f"cannot write {target}: {error}; nothing was left there, make room and try again"
             ) from error
         raise
 

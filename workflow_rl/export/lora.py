@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from workflow_rl.config.lora_file import LORA_FILE, METADATA, PREFIX
-from workflow_rl.export.trained import LowRank
+from workflow_rl.export.trained import LowRank, cast
 
 
 def lora_header(adapters: Mapping[str, LowRank]) -> dict[str, str]:
@@ -39,6 +39,7 @@ def write_lora(
     tensors = {}
     for layer, update in adapters.items():
         for letter, tensor in (("A", update.a), ("B", update.b)):
-            tensors[f"{PREFIX}{layer}.lora_{letter}.weight"] = tensor.to(dtype).contiguous()
+            name = f"{PREFIX}{layer}.lora_{letter}.weight"
+            tensors[name] = cast(tensor, dtype, name).contiguous()
     save_file(tensors, folder / LORA_FILE, metadata={**metadata, **lora_header(adapters)})
     return folder / LORA_FILE

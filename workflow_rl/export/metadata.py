@@ -9,6 +9,7 @@ from workflow_rl.config import RunConfig
 from workflow_rl.export.trained import TrainedStage
 
 PREFIX = "workflow_rl."
+COMPONENT = f"{PREFIX}component"
 
 
 def base_model_name(folder: Path) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 
-from workflow_rl.config.weight_files import WeightFiles
+from workflow_rl.card import indexed_components, read_model_index
+from workflow_rl.config.weight_files import WeightFiles, check_weight_files
 from workflow_rl.export.folder import copy_small_files, link_or_copy
 from workflow_rl.export.transformer import plain_name, write_index
 
@@ -18,23 +18,21 @@ LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 
 def copy_pipeline(
-    source: Path,
-    target: Path,
-    index: Mapping[str, Any],
-    files: Mapping[str, WeightFiles],
-    without: Collection[str],
+    source: Path, target: Path, variant: str | None, without: Collection[str]
 ) -> None:
     """Copy a diffusers folder but the components ``without``; weights are linked where they can be.
 
-    A variant goes out of the files' names, so that the folder loads without one.
+    Of each component the weights of ``variant``, which goes out of the files' names, so that the
+    copy loads without one.
     """
+    index = read_model_index(source)
+    files = check_weight_files(source, index, variant)
     shutil.copyfile(source / INDEX, target / INDEX)
     for pattern in LICENCES:
         for path in source.glob(pattern):
             shutil.copyfile(path, target / path.name)
-    for name, entry in index.items():
-        is_component = isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
-        if not is_component or name in without or not (source / name).is_dir():
+    for name in indexed_components(index):
+        if name in without or not (source / name).is_dir():
             continue
         (target / name).mkdir()
         copy_small_files(source / name, target / name)

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from workflow_rl.card import read_model_index
 from workflow_rl.config.run_dir import load_run_config
 from workflow_rl.config.weight_files import check_weight_files
+from workflow_rl.export.comfyui_files import comfyui_lora, write_original
 from workflow_rl.export.folder import new_folder
 from workflow_rl.export.lora import write_lora
-from workflow_rl.export.metadata import describe_export
+from workflow_rl.export.metadata import COMPONENT, PREFIX, describe_export
 from workflow_rl.export.options import (
     ExportFormat,
     ExportOptions,
+    KeyFormat,
     check_key_format,
     check_options,
 )
@@ -25,6 +28,9 @@ from workflow_rl.export.pipeline import copy_pipeline
 from workflow_rl.export.trained import TrainedStage, read_stage
 from workflow_rl.export.transformer import MergedWeights, write_component
 from workflow_rl.training.build import DTYPES
+
+Metadata = Mapping[str, dict[str, str]]
+"""Entries of the header of each component's files."""
 
 
 def export_run(
@@ -59,39 +65,66 @@ def export_run(
         on_message,
     )
     check_key_format(trained.card.family, options)
-    metadata = describe_export(config, options.stage, trained)
+    entries = describe_export(config, options.stage, trained)
+    metadata = {name: {**entries, COMPONENT: name} for name in trained.components}
     target = options.target(run_dir)
-    if options.format is ExportFormat.LORA:
-        dtype = getattr(torch, options.dtype or "float32")
-        with new_folder(target) as folder:
-            _write_loras(folder, trained, dtype, metadata)
-        return target
-    dtype = getattr(torch, options.dtype or stage.dtype)
-    merged = _merged(trained, DTYPES[stage.dtype], dtype)
-    for component, weights in merged.items():
-        weights.check(component)
     with new_folder(target) as folder:
-        if options.format is ExportFormat.DIFFUSERS:
-            source, index = trained.card.source, read_model_index(trained.card.source)
-            files = check_weight_files(source, index, trained.card.variant)
-            copy_pipeline(source, folder, index, files, without=trained.components)
-        for component, weights in merged.items():
-            write_component(
-                trained.card.source / component,
-                folder / component,
-                weights,
-                {**metadata, "workflow_rl.component": component},
-            )
+        if options.format is ExportFormat.LORA:
+            dtype = getattr(torch, options.dtype or "float32")
+            _write_loras(folder, trained, dtype, options, metadata)
+        else:
+            dtype = getattr(torch, options.dtype or stage.dtype)
+            merged = _merged(trained, DTYPES[stage.dtype], dtype)
+            _write_merged(folder, trained, merged, options, metadata)
     return target
 
 
 def _write_loras(
-    folder: Path, trained: TrainedStage, dtype: torch.dtype, metadata: Mapping[str, str]
+    folder: Path,
+    trained: TrainedStage,
+    dtype: torch.dtype,
+    options: ExportOptions,
+    metadata: Metadata,
 ) -> None:
-    """Write one file; where there are two transformers, one in a folder of each's name."""
+    """Write one file for each transformer; diffusers' has one name, so that two need folders."""
     for component, adapters in trained.adapters.items():
-        place = folder if len(trained.adapters) == 1 else folder / component
-        write_lora(place, adapters, dtype, {**metadata, "workflow_rl.component": component})
+        if options.key_format is KeyFormat.COMFYUI:
+            tensors = comfyui_lora(trained.card.family, adapters, dtype)
+            path = folder / _single_file(trained, component, metadata)
+            save_file(tensors, path, metadata=metadata[component])
+        else:
+            place = folder if len(trained.adapters) == 1 else folder / component
+            write_lora(place, adapters, dtype, metadata[component])
+
+
+def _write_merged(
+    folder: Path,
+    trained: TrainedStage,
+    merged: Mapping[str, MergedWeights],
+    options: ExportOptions,
+    metadata: Metadata,
+) -> None:
+    """Write the transformers, in the whole pipeline or alone: as a component or a single file."""
+    source = trained.card.source
+    for component, weights in merged.items():
+        weights.check(component)
+    if options.format is ExportFormat.DIFFUSERS:
+        copy_pipeline(source, folder, trained.card.variant, without=trained.components)
+    for component, weights in merged.items():
+        if options.key_format is KeyFormat.COMFYUI:
+            path = folder / _single_file(trained, component, metadata)
+            write_original(path, trained.card.family, weights, metadata[component])
+        else:
+            write_component(source / component, folder / component, weights, metadata[component])
+
+
+def _single_file(trained: TrainedStage, component: str, metadata: Metadata) -> str:
+    """Return a file name that says in a folder of many where the file is from."""
+    entries = metadata[component]
+    name = f"{entries[f'{PREFIX}run']}-{entries[f'{PREFIX}stage']}"
+    if len(trained.components) > 1:
+        name += f"-{component}"
+    return f"{name}.safetensors"
 
 
 def _merged(

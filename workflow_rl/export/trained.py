@@ -20,6 +20,14 @@ from workflow_rl.request import TaskType
 from workflow_rl.training.checkpoint import checkpoint_folders, latest_valid, load_checkpoint
 
 
+def cast(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
+    """Return ``tensor`` in ``dtype``; raise a UserError where float16 cannot hold its values."""
+    result = tensor.to(dtype)
+    if dtype is torch.float16 and not bool(result.isfinite().all()):
+        raise UserError(f"{name} has values beyond float16; use --dtype bfloat16 or float32")
+    return result
+
+
 @dataclass(frozen=True)
 class LowRank:
     """The update (alpha / rank) B A of one linear layer: A [rank, in], B [out, rank]."""
@@ -126,6 +134,8 @@ def read_stage(
                 f"the run trained {key}, which {card.model_id} lacks; put back the model that the "
                 "run began with"
             )
+        if not bool(tensor.isfinite().all()):
+            raise UserError(f"{path}: {key} is not finite; use an earlier checkpoint")
         full[component][name] = tensor
     if stage.lora is None:
         return TrainedStage(card, number, weights, full, {})

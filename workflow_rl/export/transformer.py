@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from workflow_rl.config.weight_files import WeightFiles
 from workflow_rl.errors import UserError
 from workflow_rl.export.folder import copy_small_files
-from workflow_rl.export.trained import LowRank
+from workflow_rl.export.trained import LowRank, cast
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class MergedWeights:
         held = torch.float32 if kept else self.base_dtype
         dtype = torch.float32 if kept else self.dtype
         if name in self.full:
-            return self.full[name].to(dtype)
+            return cast(self.full[name], dtype, name)
         update = self.adapters.get(name.removesuffix(".weight"))
         if update is None or not name.endswith(".weight"):
-            return base.to(held).to(dtype)
-        return (base.to(held).float() + update.delta()).to(dtype)
+            return cast(base.to(held), dtype, name)
+        return cast(base.to(held).float() + update.delta(), dtype, name)
 
 
 def plain_name(name: str, variant: str | None) -> str:
