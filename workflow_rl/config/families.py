@@ -4,6 +4,7 @@ Light: reading a folder's JSON needs neither PyTorch nor diffusers. A new family
 a family whose checkpoints come under several pipeline classes has one entry for each, of one name.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,20 @@ def _wan_refusal(index: Mapping[str, Any]) -> str | None:
     return None
 
 
+LTX_MULTIPLE = 32
+"""``LTXImageToVideoPipeline`` refuses sizes that are not multiples of this many pixels."""
+
+
+def _ltx_grid(read: ReadJSON) -> Grid:
+    """``AutoencoderKLLTXVideo``: its factors, told or counted from its down blocks."""
+    vae = read("vae/config.json")
+    halvings = 2 ** sum(vae["spatio_temporal_scaling"])
+    spatial = vae.get("spatial_compression_ratio") or vae["patch_size"] * halvings
+    temporal = vae.get("temporal_compression_ratio") or vae["patch_size_t"] * halvings
+    size = math.lcm(LTX_MULTIPLE, spatial)
+    return Grid(size, size, temporal)
+
+
 FAMILIES: Mapping[str, Family] = {
     "FluxPipeline": Family(
         "flux",
@@ -130,6 +145,10 @@ FAMILIES: Mapping[str, Family] = {
         grid=_wan_grid,
         lora_targets=(*LORA_ATTENTION, "ffn.net.0.proj", "ffn.net.2"),
         refusal=_wan_refusal,
+    ),
+    **dict.fromkeys(
+        ("LTXImageToVideoPipeline", "LTXPipeline"),
+        Family("ltx", "i2v", "workflow_rl.models.ltx:build_ltx_i2v_card", grid=_ltx_grid),
     ),
 }
 """Families by the pipeline class that ``model_index.json`` names."""

@@ -1,0 +1,177 @@
+"""LTX-Video image-to-video: ``LTXImageToVideoPipeline`` folders (0.9.0 and 0.9.1).
+
+``LTXPipeline`` folders hold the same components and are loaded as what takes a first frame. The
+stock modules and the stock pipeline's own text encoding and packing are used as they are; this file
+states LTX's conventions to the shared loop.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workflow_rl.card import ModelCard
+from workflow_rl.enums import MediaKind
+from workflow_rl.models.adapter import PipelineAdapter, batch_timestep, describe
+from workflow_rl.models.common import Conditioning, ScheduleSpec, linear_sigmas
+from workflow_rl.request import DiffusionParams
+
+FRAME_RATE = 25
+"""Frames per second that the positions in time are scaled by, as in the stock pipeline."""
+
+DECODE_TIMESTEP = 0.05
+DECODE_NOISE_SCALE = 0.025
+"""What a timestep-conditioned VAE decodes at (diffusers' LTX-Video page, for 0.9.1 and later)."""
+
+VAE_SEED = 0
+"""Seed of the VAE's own noise. It is the same for every sample: coding is a pure function."""
+
+
+class LTXAdapter(PipelineAdapter):
+    """LTX-Video for the denoising loop.
+
+    Latents are packed tokens [B, ((T-1)/8+1)(H/32)(W/32), 128] for the published VAE, frame by
+    frame. The tokens of the first latent frame are given: they are the image's latents, and the
+    transformer sees them at time 0. The velocity is eps - x0.
+
+    The stock pipeline draws the image's latents from the VAE's posterior, and the noise of a
+    timestep-conditioned decoder, from the caller's generator. Here both come from generators of
+    their own at ``VAE_SEED``, so that an image has one encoding and latents one decoding.
+    """
+
+    family = "ltx"
+    pipeline_class = "LTXImageToVideoPipeline"
+    media_kind = MediaKind.VIDEO
+    max_text_tokens = 128
+    default_num_frames = 161
+
+    def encode_text(self, text: str, length: int) -> dict[str, torch.Tensor]:
+        embeds, mask, _, _ = self.pipeline.encode_prompt(
+            text, do_classifier_free_guidance=False, max_sequence_length=length
+        )
+        return {"prompt_embeds": embeds[0], "prompt_attention_mask": mask[0]}
+
+    def encode_images(
+        self, images_BCHW: torch.Tensor, params: DiffusionParams
+    ) -> list[dict[str, torch.Tensor]]:
+        pipe, vae = self.pipeline, self.pipeline.vae
+        pixels_BCHW = pipe.video_processor.preprocess(images_BCHW, *self.size_of(params))
+        rows = []
+        for pixels_CHW in pixels_BCHW.to(pipe.device, vae.dtype):
+            posterior = vae.encode(pixels_CHW[None, :, None]).latent_dist
+            latents = pipe._normalize_latents(
+                posterior.sample(_vae_generator()).float(), vae.latents_mean, vae.latents_std
+            )
+            rows.append({"first_frame": pipe._pack_latents(latents)[0]})
+        return rows
+
+    def latent_grid(self, params: DiffusionParams) -> tuple[int, int, int]:
+        """Return frames, rows and columns of tokens."""
+        height, width = self.size_of(params)
+        frames = (self.frames_of(params) - 1) // self.grid.frames + 1
+        return frames, height // self.grid.height, width // self.grid.width
+
+    def latent_shape(self, params: DiffusionParams) -> tuple[int, ...]:
+        frames, rows, columns = self.latent_grid(params)
+        return frames * rows * columns, self.modules["transformer"].config.in_channels
+
+    def schedule(self, params: DiffusionParams) -> ScheduleSpec:
+        frames, rows, columns = self.latent_grid(params)
+        return ScheduleSpec(
+            self.scheduler.config,
+            num_tokens=frames * rows * columns,
+            sigmas=linear_sigmas(params.num_inference_steps),
+        )
+
+    def sampled_mask(self, params: DiffusionParams) -> torch.Tensor:
+        frames, rows, columns = self.latent_grid(params)
+        tokens = torch.arange(frames * rows * columns)
+        return (tokens >= rows * columns)[:, None]
+
+    def with_given(
+        self, latents: torch.Tensor, conditioning: Conditioning, params: DiffusionParams
+    ) -> torch.Tensor:
+        first = conditioning["first_frame"].to(latents)
+        return torch.cat([first, latents[:, first.shape[1] :]], dim=1)
+
+    def forward(
+        self,
+        component: str,
+        latents: torch.Tensor,
+        timestep: float,
+        conditioning: Conditioning,
+        params: DiffusionParams,
+    ) -> torch.Tensor:
+        transformer = self.modules[component]
+        dtype = transformer.dtype
+        sampled_N = self.sampled_mask(params)[:, 0].to(latents)
+        velocity: torch.Tensor = transformer(
+            hidden_states=latents.to(dtype),
+            timestep=batch_timestep(latents, timestep)[:, None] * sampled_N,
+            encoder_hidden_states=conditioning["prompt_embeds"].to(dtype),
+            encoder_attention_mask=conditioning["prompt_attention_mask"],
+            **self.positions(latents, params),
+            return_dict=False,
+        )[0]
+        # Guidance in float32 whatever the dtype, as in the stock pipeline.
+        return velocity.float()
+
+    def positions(self, latents: torch.Tensor, params: DiffusionParams) -> dict[str, Any]:
+        """Return the transformer's inputs that tell where a token is, in pixels and seconds."""
+        frames, rows, columns = self.latent_grid(params)
+        grid = self.grid
+        return {
+            "num_frames": frames,
+            "height": rows,
+            "width": columns,
+            "rope_interpolation_scale": (grid.frames / FRAME_RATE, grid.height, grid.width),
+        }
+
+    def decode_media(self, latents: torch.Tensor, params: DiffusionParams) -> torch.Tensor:
+        pipe, vae = self.pipeline, self.pipeline.vae
+        unpacked = pipe._unpack_latents(latents, *self.latent_grid(params))
+        scaled = pipe._denormalize_latents(
+            unpacked, vae.latents_mean, vae.latents_std, vae.config.scaling_factor
+        ).to(vae.dtype)
+        return torch.cat([decode_one(vae, row[None]) for row in scaled])
+
+
+def _vae_generator() -> torch.Generator:
+    """Return a CPU generator at its start: the same noise on every device."""
+    return torch.Generator().manual_seed(VAE_SEED)
+
+
+def decode_one(vae: Any, latents_1CTHW: torch.Tensor) -> torch.Tensor:
+    """Return one sample's frames in [-1, 1], [1, 3, T, H, W], as a function of its latents alone.
+
+    A timestep-conditioned VAE takes the last denoising step itself, from latents with a little
+    noise. Some (0.9.1) also add noise between their layers, from the global generator, which is
+    at ``VAE_SEED`` for that while.
+    """
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(VAE_SEED)
+        timestep = None
+        if vae.config.timestep_conditioning:
+            noise = torch.randn(latents_1CTHW.shape, generator=_vae_generator()).to(latents_1CTHW)
+            latents_1CTHW = (1 - DECODE_NOISE_SCALE) * latents_1CTHW + DECODE_NOISE_SCALE * noise
+            timestep = latents_1CTHW.new_tensor([DECODE_TIMESTEP])
+        frames: torch.Tensor = vae.decode(latents_1CTHW, timestep, return_dict=False)[0]
+    return frames
+
+
+def build_ltx_i2v_card(path: str | Path) -> ModelCard:
+    """Describe an LTX-Video checkpoint.
+
+    Parameters
+    ----------
+    path
+        An ``LTXImageToVideoPipeline`` or ``LTXPipeline`` folder.
+
+    Raises
+    ------
+    UserError
+        If the folder is missing or holds something else.
+    """
+    return describe(path, LTXAdapter)
