@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 REWARDS: dict[str, str] = {
     "constant": "workflow_rl.rewards.constant:ConstantReward",
     "directed_motion": "workflow_rl.rewards.directed_motion:DirectedMotion",
+    "dynamic_degree": "workflow_rl.rewards.motion:DynamicDegree",
+    "first_frame_consistency": "workflow_rl.rewards.feature_consistency:FirstFrameConsistency",
     "frame_change": "workflow_rl.rewards.frame_change:FrameChange",
     "jpeg_size": "workflow_rl.rewards.jpeg_size:JpegSize",
+    "motion_amount": "workflow_rl.rewards.motion:MotionAmount",
+    "motion_smoothness": "workflow_rl.rewards.motion:MotionSmoothness",
+    "ocr": "workflow_rl.rewards.ocr:OcrTextMatch",
     "sharpness": "workflow_rl.rewards.sharpness:Sharpness",
+    "subject_consistency": "workflow_rl.rewards.feature_consistency:SubjectConsistency",
     "temporal_flickering": "workflow_rl.rewards.temporal_flickering:TemporalFlickering",
 }
 
