@@ -17,6 +17,7 @@ from PIL import Image
 from torch import nn
 
 from workflow_rl.card import ModelCard, indexed_components
+from workflow_rl.config.families import FAMILIES
 from workflow_rl.enums import GuidanceMode, MediaKind
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance
@@ -232,7 +233,7 @@ class PipelineAdapter(ABC):
                 " leave guidance and guidance_scale out, or use another checkpoint"
             )
         scaled = params.guidance_scale is not None and params.guidance_scale > self.cfg_above
-        if (mode is GuidanceMode.CFG) > scaled or (mode is GuidanceMode.NONE and scaled):
+        if mode != GuidanceMode.EMBEDDED and (mode == GuidanceMode.CFG) != scaled:
             raise UserError(
                 f"guidance is {mode}, but guidance_scale is {params.guidance_scale}; "
                 f"{self.card.model_id} guides above {self.cfg_above:g}: change one of the two"
@@ -349,21 +350,24 @@ def to_pil(image_CHW: torch.Tensor) -> Image.Image:
 
 
 def describe(
-    path: str | Path,
-    adapter: type[PipelineAdapter],
-    task: TaskType,
-    defaults: DiffusionParams | None = None,
+    path: str | Path, adapter: type[PipelineAdapter], defaults: DiffusionParams | None = None
 ) -> ModelCard:
     """Describe a diffusers folder of ``adapter``'s family, without loading a weight.
 
     Both transformers of a checkpoint with two experts are policies.
+
+    Parameters
+    ----------
+    defaults
+        What fills the parameters that a request leaves None, before the family's own values.
 
     Raises
     ------
     UserError
         If the folder is missing or holds something else.
     """
-    components = indexed_components(read_checked_index(path, adapter.family))
+    index = read_checked_index(path, adapter.family)
+    components = indexed_components(index)
 
     def make_adapter(card: ModelCard, device: torch.device, dtype: torch.dtype) -> Any:
         pipeline_class = getattr(importlib.import_module("diffusers"), adapter.pipeline_class)
@@ -372,7 +376,7 @@ def describe(
     return ModelCard(
         model_id=Path(path).resolve().name,
         family=adapter.family,
-        task=task,
+        task=TaskType(FAMILIES[index["_class_name"]].task),
         source=Path(path),
         components=components,
         make_adapter=make_adapter,

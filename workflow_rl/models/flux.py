@@ -16,7 +16,7 @@ from workflow_rl.enums import GuidanceMode, MediaKind
 from workflow_rl.models.adapter import PipelineAdapter, batch_timestep, describe
 from workflow_rl.models.common import Conditioning, ScheduleSpec, linear_sigmas
 from workflow_rl.models.guidance import EMBEDDED, guidance_table
-from workflow_rl.request import DiffusionParams, TaskType
+from workflow_rl.request import DiffusionParams
 
 EMBEDDED_GUIDANCE_SCALE = 3.5
 """Default scale of a guidance-distilled checkpoint, as in the stock pipeline."""
@@ -117,7 +117,7 @@ def build_flux_t2i_card(path: str | Path | None = None) -> ModelCard:
         If the folder is missing or holds something else.
     """
     if path is not None:
-        return describe(path, FluxAdapter, TaskType.T2I)
+        return describe(path, FluxAdapter)
     from workflow_rl.embedded.pair import TINY_FLUX_T2I
 
-    return describe(TINY_FLUX_T2I.folder, FluxAdapter, TaskType.T2I, TINY_FLUX_T2I.defaults)
+    return describe(TINY_FLUX_T2I.folder, FluxAdapter, TINY_FLUX_T2I.defaults)

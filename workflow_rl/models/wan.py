@@ -20,7 +20,7 @@ from workflow_rl.models.adapter import (
     to_pil,
 )
 from workflow_rl.models.common import Conditioning, ScheduleSpec
-from workflow_rl.request import DiffusionParams, TaskType
+from workflow_rl.request import DiffusionParams
 
 
 class WanAdapter(PipelineAdapter):
@@ -129,7 +129,7 @@ def build_wan_i2v_card(path: str | Path | None = None) -> ModelCard:
         If the folder is missing or holds something else.
     """
     if path is not None:
-        return describe(path, WanAdapter, TaskType.I2V)
+        return describe(path, WanAdapter)
     from workflow_rl.embedded.pair import TINY_WAN_I2V
 
-    return describe(TINY_WAN_I2V.folder, WanAdapter, TaskType.I2V, TINY_WAN_I2V.defaults)
+    return describe(TINY_WAN_I2V.folder, WanAdapter, TINY_WAN_I2V.defaults)
