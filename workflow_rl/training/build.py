@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -13,10 +14,16 @@ from workflow_rl.instance import ModelInstance, load_card
 from workflow_rl.loop.window import SDEWindow
 from workflow_rl.models import build_card
 from workflow_rl.models.lora import attach_lora
+from workflow_rl.models.memory import (
+    apply_memory,
+    check_attention_backend,
+    use_attention_backend,
+)
 from workflow_rl.request import DiffusionParams, TaskType
 from workflow_rl.rewards.registry import build_rewards
 from workflow_rl.training.methods.chain import ChainRLMethod, ChainSettings
 from workflow_rl.training.policy import StagePolicy
+from workflow_rl.training.residency import send_to_sleep
 from workflow_rl.training.settings import OptimizerSettings, StageSettings
 from workflow_rl.workflow import Catalog, StagePlan, Workflow, WorkflowStage
 
@@ -60,7 +67,8 @@ def stage_cards(workflow: Workflow, stages: Mapping[str, StageConfig]) -> dict[s
     catalog = Catalog()
     models = {}
     for stage in workflow.stages:
-        card = build_card(stages[stage.name].model, stage.task)
+        options = stages[stage.name]
+        card = replace(build_card(options.model, stage.task), variant=options.variant)
         # Two stages may use one model, or two folders of one name.
         models[stage.name] = f"{stage.name}:{card.model_id}"
         catalog.register_model(card, models[stage.name])
@@ -115,9 +123,40 @@ def load_stage(
 ) -> ModelInstance:
     """Load a stage's model, with its LoRA where it has one; ``seed`` draws a new LoRA's A."""
     instance = load_card(card, device=device, dtype=DTYPES[stage.dtype])
+    apply_memory(instance, stage.memory)
     if stage.lora is not None:
         attach_lora(instance, stage.lora, where=f"stages.{name}.lora", seed=seed)
     return instance
+
+
+def load_reference(card: ModelCard, stage: StageConfig, device: torch.device) -> ModelInstance:
+    """Load the frozen start of a stage; only its policies are kept: it encodes and decodes nothing.
+
+    It computes as the student does, with the same attention.
+    """
+    reference = load_card(card, device=device, dtype=DTYPES[stage.dtype])
+    reference.drop_weights(set(reference.adapter.modules) - set(card.policies))
+    if stage.memory.attention_backend is not None:
+        use_attention_backend(reference, stage.memory.attention_backend)
+    return reference
+
+
+def check_attention(stages: Mapping[str, StageConfig], device: torch.device) -> None:
+    """Try the attention backends that the stages name, before a model is loaded.
+
+    Raises
+    ------
+    UserError
+        If one is unknown or does not work here.
+    """
+    for stage in stages.values():
+        if stage.memory.attention_backend is not None:
+            check_attention_backend(
+                stage.memory.attention_backend,
+                device,
+                DTYPES[stage.dtype],
+                needs_gradient=not stage.freeze,
+            )
 
 
 def build_method(config: RunConfig) -> ChainRLMethod:
@@ -125,6 +164,7 @@ def build_method(config: RunConfig) -> ChainRLMethod:
     workflow = workflow_of(config.workflow, config.stages)
     cards = stage_cards(workflow, config.stages)
     device = choose_device(config.training.device)
+    check_attention(config.stages, device)
     policies = []
     for stage in workflow.stages:
         options = config.stages[stage.name]
@@ -135,8 +175,10 @@ def build_method(config: RunConfig) -> ChainRLMethod:
         trains_weights = options.lora is None and not options.freeze
         reference = None
         if trains_weights and options.kl_weight > 0:
-            reference = load_card(card, device=device, dtype=DTYPES[options.dtype])
+            reference = load_reference(card, options, device)
         policies.append(StagePolicy(settings, student, reference))
+        if config.training.swap_stages:  # before the next stage is loaded
+            send_to_sleep(policies[-1])
     return ChainRLMethod(
         workflow,
         policies,
@@ -149,6 +191,7 @@ def build_method(config: RunConfig) -> ChainRLMethod:
             updates_per_iteration=config.training.updates_per_iteration,
             c2_tolerance=config.training.c2_tolerance,
             max_skipped_updates=config.training.max_skipped_updates,
+            swap_stages=config.training.swap_stages,
             seed=config.seed,
         ),
     )

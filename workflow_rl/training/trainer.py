@@ -28,6 +28,7 @@ from workflow_rl.training.iteration_log import IterationLog
 from workflow_rl.training.methods.chain import ChainRLMethod
 from workflow_rl.training.metrics_log import MetricsLog
 from workflow_rl.training.signals import graceful_stop
+from workflow_rl.training.texts import cache_on_disk, encode_and_drop
 from workflow_rl.training.weight_sync import WeightRole
 from workflow_rl.workflow import StagePlan
 
@@ -97,6 +98,19 @@ class Run:
         self.evaluations.truncate_after(-1 if path is None else start)
         return start
 
+    def prepare_texts(self) -> None:
+        """Set up the embedding caches; encode all prompts where text encoders are then dropped.
+
+        It comes after `restore`: declaring the restored versions empties the caches.
+        """
+        records = [*self.schedule.prompts, *self.eval_prompts]
+        for policy in self.method.policies:
+            memory = self.config.stages[policy.name].memory
+            cache_on_disk(policy.student, memory.embedding_cache, self.dir)
+            if memory.drop_text_encoders:
+                self.method.wake(policy.name)
+                encode_and_drop(policy, records)
+
     def checkpoint(self, done: int) -> None:
         """Write everything that resume needs after ``done`` iterations."""
         save_checkpoint(
@@ -125,6 +139,7 @@ class Run:
                 self.method.reward,
                 self.eval_prompts,
                 seeds_per_prompt=options.seeds_per_prompt,
+                wake=self.method.wake,
             )
         rows = list(range(0, len(evaluation.scores), options.seeds_per_prompt))
         folder = f"evaluation/iteration_{done:08d}"
@@ -172,6 +187,7 @@ def train(
     with locked_run_dir(config.output_dir), graceful_stop() as stop:
         run = Run(config, listener)
         start = run.restore() if resume else 0
+        run.prepare_texts()
         with open_log(config) as log:
             log.truncate_after(start - 1)
             return _iterate(run, start, log, lambda: stop.requested)
