@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
+from diffusers import (
     FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    UniPCMultistepScheduler,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,10 +16,12 @@ from hypothesis import strategies as st
 from workflow_rl.errors import UserError
 from workflow_rl.loop.schedule import (
     calculate_shift,
+    checkpoint_scheduler,
+    euler_sigmas,
     flow_match_sigmas,
     sigmas_from_scheduler_config,
 )
-from workflow_rl.models.common import linear_sigmas
+from workflow_rl.models.common import ScheduleSpec, linear_sigmas
 
 configs = st.fixed_dictionaries(
     {
@@ -67,6 +71,10 @@ def test_equal_to_the_stock_scheduler(
 
 
 FLUX = {"use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15, "shift": 3.0}
+LTX = {
+    "use_dynamic_shifting": True, "base_shift": 0.95, "max_shift": 2.05, "shift_terminal": 0.1,
+    "base_image_seq_len": 1024, "max_image_seq_len": 4096,
+}  # fmt: skip
 QWEN = {
     "use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 0.9, "shift_terminal": 0.02,
     "base_image_seq_len": 256, "max_image_seq_len": 8192,
@@ -80,6 +88,10 @@ QWEN = {
         (FLUX, 28, {"num_tokens": 1024}, (1, 0.98066, 0.96064), (0.12620, 0.06502)),
         ({"shift": 1.0}, 4, {}, (1, 0.75), (0.5, 0.25)),
         (FLUX, 4, {"mu": 2.29118}, (1, 0.96738, 0.90814), (0.76720,)),
+        (FLUX, 4, {"mu": 2.03069}, (1, 0.95809, 0.88398), (0.71750,)),
+        (LTX, 50, {"num_tokens": 7392}, (1, 0.99890, 0.99776), (0.33558, 0.1)),
+        ({"shift": 3.0}, 8, {"num_tokens": 4096}, (1, 0.95455, 0.9), (0.5, 0.3)),
+        ({"shift": 6.0}, 50, {"mu": 1.15}, (1, 0.99661, 0.99310), (0.2, 0.10909)),
         (FLUX, 50, {"mu": 2.02335}, (1, 0.99731, 0.99452), (0.23963, 0.13372)),
         (QWEN, 50, {"num_tokens": 4096}, (1, 0.98970, 0.97919), (0.05848, 0.02)),
         (QWEN, 10, {"num_tokens": 1024}, (1, 0.92897, 0.85148), (0.18330, 0.02)),
@@ -93,7 +105,7 @@ def test_known_schedules_with_explicit_sigmas(
     first: tuple[float, ...],
     last: tuple[float, ...],
 ) -> None:
-    sigmas = sigmas_from_scheduler_config(config, num_steps, sigmas=linear_sigmas(num_steps), **how)
+    sigmas = euler_sigmas(ScheduleSpec(config, sigmas=linear_sigmas(num_steps), **how), num_steps)
     assert len(sigmas) == num_steps + 1
     assert sigmas[: len(first)].tolist() == pytest.approx(first, abs=1e-5)
     assert sigmas[-1 - len(last) : -1].tolist() == pytest.approx(last, abs=1e-5)
@@ -110,9 +122,37 @@ def test_known_schedules_with_explicit_sigmas(
 def test_sd35_shifts_the_smallest_sigma_twice(
     num_steps: int, first: tuple[float, ...], last: tuple[float, ...]
 ) -> None:
-    sigmas = sigmas_from_scheduler_config({"shift": 3.0}, num_steps)
+    sigmas = euler_sigmas(ScheduleSpec({"shift": 3.0}), num_steps)
     assert sigmas[:3].tolist() == pytest.approx(first, abs=1e-5)
     assert sigmas[-3:-1].tolist() == pytest.approx(last, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shift", "first", "timesteps", "last"),
+    [
+        (3.0, (1, 0.99153, 0.98278), [999, 991, 982], (0.13871, 0.07408)),
+        (5.0, (1, 0.99490, 0.98959), [999, 994, 989], (0.21162, 0.11765)),
+    ],
+)
+def test_the_schedule_of_wans_own_scheduler(
+    shift: float, first: tuple[float, ...], timesteps: list[int], last: tuple[float, ...]
+) -> None:
+    stock = UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift
+    )
+    spec = ScheduleSpec(stock.config)
+    own = checkpoint_scheduler(stock, spec, 40, torch.device("cpu"))
+    assert own is not stock
+    assert stock.num_inference_steps is None, "the folder's scheduler is left as it was"
+    assert own.sigmas[:3].tolist() == pytest.approx(first, abs=1e-5)
+    assert own.sigmas[-3:-1].tolist() == pytest.approx(last, abs=1e-5)
+    assert own.timesteps[:3].tolist() == timesteps
+
+
+def test_a_scheduler_of_two_evaluations_per_step_is_refused() -> None:
+    heun = FlowMatchHeunDiscreteScheduler()
+    with pytest.raises(UserError, match="takes 7 evaluations for 4 steps"):
+        checkpoint_scheduler(heun, ScheduleSpec(heun.config), 4, torch.device("cpu"))
 
 
 def test_shift_vectors() -> None:

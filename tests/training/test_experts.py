@@ -1,0 +1,118 @@
+"""A stage of two policies: each expert trains on the steps that it made, and on no others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.fake_models import ExpertsAdapter, fake_instance
+from workflow_rl.loop.window import SDEWindow
+from workflow_rl.request import DiffusionParams, SampleId, TaskType, make_request
+from workflow_rl.training.policy import StagePolicy
+from workflow_rl.training.rollout import rollout_loop
+from workflow_rl.training.settings import OptimizerSettings, StageSettings
+from workflow_rl.training.update import StageUpdate, update_stage
+from workflow_rl.training.weight_sync import WeightRole
+from workflow_rl.workflow import StagePlan, WorkflowStage
+
+POLICIES = ("transformer", "transformer_2")
+STEPS = 4
+"""Default schedule: timesteps 1000, 667, 334, 1; the boundary is 500."""
+
+
+def _policy(kl_weight: float = 0.0) -> StagePolicy:
+    students = [
+        fake_instance(TaskType.T2I, adapter=ExpertsAdapter, policies=POLICIES) for _ in range(2)
+    ]
+    return StagePolicy(
+        StageSettings(
+            WorkflowStage("t2i", TaskType.T2I),
+            StagePlan(DiffusionParams(num_inference_steps=STEPS), samples=2, slots=2),
+            OptimizerSettings(lr=1e-2, weight_decay=0.1),
+            window=SDEWindow(),
+            kl_weight=kl_weight,
+            ema_decay=0.5,
+        ),
+        students[0],
+        students[1] if kl_weight else None,
+    )
+
+
+def _update(policy: StagePolicy, steps: tuple[int, ...]) -> tuple[StageUpdate, list[str]]:
+    """Roll out and train once; return the update and the component of each recorded step."""
+    requests = [
+        make_request(
+            "t2i",
+            "a cat",
+            sample=SampleId(0, "a cat", (i,)),
+            num_inference_steps=STEPS,
+            sde_kind="cps",
+            sde_steps=steps,
+        )
+        for i in range(2)
+    ]
+    _, record = rollout_loop(policy.student, "denoise", requests)
+    assert record is not None
+    update = update_stage(
+        policy,
+        record,
+        torch.tensor([1.0, -1.0]),
+        torch.tensor([True, True]),
+        iteration=0,
+        num_updates=1,
+        c2_tolerance=0.0,
+    )
+    return update, [step.component for step in record.steps]
+
+
+def _weights(policy: StagePolicy, role: WeightRole) -> dict[str, torch.Tensor]:
+    return {
+        f"{component}.{name}": tensor.detach().clone()
+        for component, tensors in policy.weights(role).items()
+        for name, tensor in tensors.items()
+    }
+
+
+def _moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    return {n.split(".")[0] for n, tensor in before.items() if not torch.equal(tensor, after[n])}
+
+
+@pytest.mark.parametrize(
+    ("steps", "experts"),
+    [((0, 1), {"transformer"}), ((2,), {"transformer_2"}), ((1, 2), set(POLICIES))],
+)
+@pytest.mark.parametrize("kl_weight", [0.0, 0.1])
+def test_an_expert_trains_on_its_own_steps_alone(
+    steps: tuple[int, ...], experts: set[str], kl_weight: float
+) -> None:
+    """Weight decay is on: an expert without gradient must not even shrink."""
+    policy = _policy(kl_weight)
+    before = {role: _weights(policy, role) for role in (WeightRole.STUDENT, WeightRole.EMA)}
+    update, components = _update(policy, steps)
+    assert set(components) == experts
+    assert update.applied
+    assert update.metrics["grad_norm/t2i"] > 0
+    for role, weights in before.items():
+        assert _moved(weights, _weights(policy, role)) == experts
+
+
+def test_both_experts_are_published_and_put_back() -> None:
+    policy = _policy()
+    _update(policy, (0,))
+    student = _weights(policy, WeightRole.STUDENT)
+    policy.publish(WeightRole.STUDENT)
+    versions = [policy.student.version_of(component) for component in POLICIES]
+    assert versions == [policy.version] * 2
+    with policy.serving(WeightRole.EMA):
+        assert _moved(student, _weights(policy, WeightRole.STUDENT)) == {"transformer"}
+    assert _moved(student, _weights(policy, WeightRole.STUDENT)) == set()
+    assert [policy.student.version_of(component) for component in POLICIES] == versions
+
+
+def test_a_later_window_trains_the_other_expert() -> None:
+    policy = _policy()
+    _update(policy, (0, 1))
+    before = _weights(policy, WeightRole.STUDENT)
+    update, _ = _update(policy, (2,))
+    assert update.applied
+    assert _moved(before, _weights(policy, WeightRole.STUDENT)) == {"transformer_2"}
