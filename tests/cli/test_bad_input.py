@@ -1,8 +1,10 @@
 """Bad input: one line that names the fault and the mend, exit code 2, nothing written."""
 
+import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.cli.conftest import Invoke
 from workflow_rl.config import load_config
@@ -39,6 +41,41 @@ def test_train(invoke: Invoke, workspace: Path, override: str, says: str) -> Non
     before = _listing(workspace)
     assert says in invoke("train", "run.yaml", override).one_line_error()
     assert _listing(workspace) == before
+
+
+FROM_FRAMES = "stages={i2v: {task: i2v, model: wan}}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([FROM_FRAMES], "'a red circle moving left' has no image, but the first stage 'i2v'"),
+        (["data.prompts=frames"], "but the first stage 't2i' (t2i) takes none"),
+        ([FROM_FRAMES, "data.prompts=none.jsonl"], "line 1: no image none.png; check the path"),
+        ([FROM_FRAMES, "data.prompts=broken.jsonl"], "run.yaml is not a whole image"),
+        ([FROM_FRAMES, "data.prompts=two.jsonl"], "odd.png is 30 x 32 pixels, but"),
+        ([FROM_FRAMES, "data.prompts=odd.jsonl"], "this model makes multiples of 16; use 32"),
+        ([FROM_FRAMES, "data.prompts=frames", "data.eval_prompts=prompts.txt"], "has no image"),
+    ],
+)
+def test_first_frames(invoke: Invoke, workspace: Path, overrides: list[str], says: str) -> None:
+    (workspace / "frames").mkdir()
+    Image.new("RGB", (32, 32)).save(workspace / "frames" / "fox.png")
+    (workspace / "frames" / "fox.txt").write_text("a fox\n")
+    Image.new("RGB", (30, 32)).save(workspace / "odd.png")
+    for name, images in (
+        ("none", ["none.png"]),
+        ("broken", ["run.yaml"]),
+        ("two", ["frames/fox.png", "odd.png"]),
+        ("odd", ["odd.png"]),
+    ):
+        lines = [json.dumps({"prompt": "a fox", "image": image}) for image in images]
+        (workspace / f"{name}.jsonl").write_text("\n".join(lines))
+    before = _listing(workspace)
+    assert says in invoke("train", "run.yaml", *overrides).one_line_error()
+    assert _listing(workspace) == before
+    ready = [FROM_FRAMES, "data.prompts=frames"]
+    assert invoke("train", "run.yaml", *ready, "--dry-run").exit_code == 0
 
 
 def test_logger_that_is_not_installed(
@@ -81,6 +118,7 @@ def test_generate(invoke: Invoke, workspace: Path) -> None:
     assert "--prompt is blank" in invoke(*ask, " ").one_line_error()
     assert "not known here" in invoke(*ask, "x", "--workflow", "foo").one_line_error()
     assert "leave out --t2i" in invoke(*ask, "x", "--run", "run").one_line_error()
+    assert "leave out --image" in invoke(*ask, "x", "--image", "a.png").one_line_error()
     message = invoke(*ask, "x", "--i2v", "flux").one_line_error()
     assert "stages.i2v.model: flux holds a FluxPipeline" in message
     assert not (workspace / "outputs").exists()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.cli.conftest import Invoke
 from workflow_rl.config import StageConfig, load_config
@@ -47,10 +48,31 @@ def test_generate_serves_the_chain_of_a_run(
 ) -> None:
     config = load_config("run.yaml", ["workflow=my.chain", "stages.t2i.num_inference_steps=3"])
     create_run_dir(config)
-    assert "use my.chain" in invoke("generate", "-p", "x", "--run", "run").one_line_error()
+    other = invoke("generate", "-p", "x", "--run", "run", "--workflow", "image_video.t2i_i2v")
+    assert "use my.chain" in other.one_line_error()
     invoke("generate", "-p", "x", "--run", "run", "--workflow", "my.chain")
-    assert served[0]["stages"] == dict(config.stages)
-    assert served[0]["run_dir"] == Path("run")
+    invoke("generate", "-p", "x", "--run", "run")
+    for call in served:
+        assert call["workflow"] == "my.chain"
+        assert call["stages"] == dict(config.stages)
+        assert call["run_dir"] == Path("run")
+        assert call["image"] is None
+
+
+def test_generate_takes_a_first_frame_where_the_run_does(
+    invoke: Invoke, workspace: Path, served: list[dict[str, Any]]
+) -> None:
+    Image.new("RGB", (32, 32)).save(workspace / "fox.png")
+    Image.new("RGB", (30, 32)).save(workspace / "odd.png")
+    create_run_dir(load_config("run.yaml", ["stages={i2v: {task: i2v, model: wan}}"]))
+    ask = ("generate", "-p", "x", "--run", "run")
+    assert "give it with --image" in invoke(*ask).one_line_error()
+    assert "--image: no image none.png" in invoke(*ask, "--image", "none.png").one_line_error()
+    assert "not a whole image" in invoke(*ask, "--image", "prompts.txt").one_line_error()
+    assert "30 x 32 pixels" in invoke(*ask, "--image", "odd.png").one_line_error()
+    invoke(*ask, "--image", "fox.png")
+    (call,) = served
+    assert call["image"] == Path("fox.png")
 
 
 def test_evaluate_shows_before_and_after_with_the_interval(

@@ -33,13 +33,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def _lora(path: Path, rank: int = 2, **changes: tuple[int, ...] | None) -> dict[str, np.ndarray]:
+def _lora(
+    path: Path, rank: int = 2, changes: Mapping[str, tuple[int, ...] | None] | None = None
+) -> dict[str, np.ndarray]:
     """Write a LoRA for the two ``to_q``; a change replaces or (None) drops a tensor."""
     tensors = {}
     for block in (0, 1):
         tensors[f"transformer.blocks.{block}.to_q.lora_A.weight"] = np.ones((rank, 4))
         tensors[f"transformer.blocks.{block}.to_q.lora_B.weight"] = np.ones((6, rank))
-    for key, shape in changes.items():
+    for key, shape in (changes or {}).items():
         tensors.pop(key, None)
         if shape is not None:
             tensors[key] = np.ones(shape)
@@ -109,7 +111,7 @@ def test_a_lora_for_this_model_is_accepted(folder: Path, tmp_path: Path) -> None
 def test_a_lora_that_does_not_fit_is_one_line(
     folder: Path, tmp_path: Path, changes: dict[str, tuple[int, ...] | None], message: str
 ) -> None:
-    _lora(tmp_path / "my.safetensors", **changes)
+    _lora(tmp_path / "my.safetensors", changes=changes)
     with pytest.raises(UserError, match=r"stages\.t2i\.lora\.init: ") as fault:
         _check(folder, LoRAConfig(rank=2, init=tmp_path / "my.safetensors"))
     assert message in str(fault.value)

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from workflow_rl.config import RunConfig
+from workflow_rl.config import PromptRecord, RunConfig
 from workflow_rl.enums import MediaKind
 from workflow_rl.errors import WorkflowRLError
 from workflow_rl.evaluation.chain import Evaluation
+from workflow_rl.media import read_mp4
+from workflow_rl.request import TaskType
 from workflow_rl.serving import evaluate, generate
 from workflow_rl.serving.chain import ServedChain
 from workflow_rl.training.build import stage_plan
 from workflow_rl.training.weight_sync import WeightRole
-from workflow_rl.workflow import T2I_I2V, StageOutput
+from workflow_rl.workflow import T2I_I2V, StageOutput, WorkflowStage
 
 REWARD = {"name": "constant"}
 
@@ -101,3 +103,61 @@ def test_generate_writes_nothing_that_is_not_finite(
             config.workflow, config.stages, prompt="a", seed=0, output_dir=tmp_path / "out"
         )
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("sides", "joined"), [((4, 4), ["a_seed0.mp4"]), ((4, 8), []), ((4,), [])])
+def test_generate_joins_shots_of_one_size(
+    config: RunConfig,
+    roles: list[WeightRole],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sides: tuple[int, ...],
+    joined: list[str],
+) -> None:
+    outputs = [
+        StageOutput(
+            WorkflowStage(f"shot{number}", TaskType.I2V),
+            MediaKind.VIDEO,
+            (),
+            (0,),
+            torch.zeros(1, 3, 2, side, side),
+            None,
+        )
+        for number, side in enumerate(sides)
+    ]
+    monkeypatch.setattr(generate, "run_chain", lambda *_, **__: outputs)
+    messages: list[str] = []
+    files = generate.generate(
+        config.workflow,
+        config.stages,
+        prompt="a",
+        seed=0,
+        output_dir=tmp_path / "out",
+        on_message=messages.append,
+    )
+    shots = [f"a_seed0_shot{number}.mp4" for number in range(len(sides))]
+    assert [path.name for path in files] == shots + joined
+    assert [read_mp4(path).shape[1] for path in files] == [2] * len(sides) + [3] * len(joined)
+    assert messages == (["the videos differ in size: they are not joined"] if 8 in sides else [])
+
+
+def test_generate_hands_the_first_frame_on(
+    config: RunConfig, roles: list[WeightRole], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[PromptRecord] = []
+
+    def run_chain(*arguments: Any, **_: Any) -> list[StageOutput]:
+        given.extend(arguments[3])
+        return []
+
+    monkeypatch.setattr(generate, "run_chain", run_chain)
+    (tmp_path / "fox.png").write_bytes(b"any")
+    generate.generate(
+        config.workflow,
+        config.stages,
+        prompt="a",
+        seed=0,
+        output_dir=tmp_path,
+        image=tmp_path / "fox.png",
+    )
+    assert [r.first_frame and r.first_frame.path for r in given] == [tmp_path / "fox.png"]

@@ -179,6 +179,7 @@ def test_credit_is_nested_at_every_level(
     expected_PKMN = rewards - shots_PKM.unsqueeze(3)
     expected_PKMN[0, 1, 1] = 0.0
     clip = method.settings.advantage_clip
+    assert clip is not None
     for level, expected in ((image, expected_PK), (shot1, expected_PKM), (shot2, expected_PKMN)):
         torch.testing.assert_close(level.advantages.float(), expected.clamp(-clip, clip))
     assert shot1.active.flatten().tolist() == [True, True, False, False, True, True, True, True]
