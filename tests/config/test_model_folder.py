@@ -18,6 +18,8 @@ WAN: dict[str, Any] = {
     "vae/config.json": {"scale_factor_spatial": 4, "scale_factor_temporal": 4},
     "transformer/config.json": {"patch_size": [1, 2, 2]},
 }
+WAN_I2V = "WanImageToVideoPipeline"
+WAN_TRANSFORMER = ["diffusers", "WanTransformer3DModel"]
 
 
 def _folder(path: Path, files: dict[str, Any]) -> Path:
@@ -82,19 +84,36 @@ def test_missing_component_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "mark",
+    ("pipeline", "mark", "fault"),
     [
-        {"expand_timesteps": True},
-        {"boundary_ratio": 0.9},
-        {"transformer_2": ["diffusers", "WanTransformer3DModel"]},
+        (WAN_I2V, {"boundary_ratio": 0.9}, "boundary_ratio 0.9 but no transformer_2"),
+        (WAN_I2V, {"transformer_2": WAN_TRANSFORMER}, "a transformer_2 but no boundary_ratio"),
+        ("WanPipeline", {}, "a text-to-video model that takes no first frame"),
+        ("WanPipeline", {"boundary_ratio": 0.875, "transformer_2": WAN_TRANSFORMER}, "text-to-vid"),
     ],
 )
-def test_wan_2_2_is_refused_before_loading(tmp_path: Path, mark: dict[str, Any]) -> None:
-    index = WAN["model_index.json"] | mark
+def test_wan_folders_that_cannot_work_are_refused_before_loading(
+    tmp_path: Path, pipeline: str, mark: dict[str, Any], fault: str
+) -> None:
+    index = WAN["model_index.json"] | {"_class_name": pipeline} | mark
     folder = _folder(tmp_path, WAN | {"model_index.json": index})
     message = _check(folder, task="i2v")
     assert message.startswith("stages.x.model: ")
-    assert "a Wan 2.2 checkpoint" in message
+    assert fault in message
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "mark"),
+    [
+        (WAN_I2V, {"boundary_ratio": 0.9, "transformer_2": WAN_TRANSFORMER}),
+        (WAN_I2V, {"expand_timesteps": True}),
+        ("WanPipeline", {"expand_timesteps": True}),
+    ],
+)
+def test_wan_2_2_folders_are_known(tmp_path: Path, pipeline: str, mark: dict[str, Any]) -> None:
+    index = WAN["model_index.json"] | {"_class_name": pipeline} | mark
+    folder = _folder(tmp_path, WAN | {"model_index.json": index})
+    assert check_model_folder(folder, "k", StageConfig(task="i2v")).name == "wan"
 
 
 def test_wan_2_1_keys_are_not_wan_2_2(tmp_path: Path) -> None:
@@ -113,6 +132,7 @@ def test_each_family_builds_its_cards(tmp_path: Path) -> None:
     from workflow_rl.request import TaskType
 
     for pipeline, family in FAMILIES.items():
-        folder = _folder(tmp_path / family.name, {"model_index.json": {"_class_name": pipeline}})
+        index = {"_class_name": pipeline, "expand_timesteps": pipeline == "WanPipeline"}
+        folder = _folder(tmp_path / family.name, {"model_index.json": index})
         card = build_card(folder, TaskType(family.task))
         assert (card.family, card.task) == (family.name, family.task)

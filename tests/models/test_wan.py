@@ -37,6 +37,7 @@ def stock_wan(call: StockCall) -> torch.Tensor:
         num_frames=call.params.num_frames,
         num_inference_steps=call.params.num_inference_steps,
         guidance_scale=call.params.guidance_scale,
+        guidance_scale_2=call.params.guidance_scale_2,
         max_sequence_length=call.params.max_sequence_length,
         output_type="pt",
     ).frames[0]
@@ -158,10 +159,3 @@ def test_another_scheduler_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptur
     (message,) = build("UniPCMultistepScheduler")
     assert "UniPCMultistepScheduler; it is served with Euler steps" in message
     assert "sampler: checkpoint" in message
-
-
-def test_wan_2_2_is_refused_by_its_card(tmp_path: Path) -> None:
-    index = {"_class_name": "WanImageToVideoPipeline", "boundary_ratio": 0.9}
-    (tmp_path / "model_index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"a Wan 2\.2 checkpoint"):
-        build_wan_i2v_card(tmp_path)

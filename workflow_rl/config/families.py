@@ -82,14 +82,34 @@ def _wan_grid(read: ReadJSON) -> Grid:
 
 
 def _wan_refusal(index: Mapping[str, Any]) -> str | None:
+    """Two experts need the boundary between them, and a boundary needs two."""
     second = index.get("transformer_2")
     two_experts = isinstance(second, list) and second[0] is not None
-    if index.get("expand_timesteps") or index.get("boundary_ratio") is not None or two_experts:
+    boundary = index.get("boundary_ratio")
+    if two_experts == (boundary is not None):
+        return None
+    if two_experts:
         return (
-            "a Wan 2.2 checkpoint (expand_timesteps or two experts), which is not supported; "
-            "use a Wan 2.1 I2V folder"
+            "a Wan folder with a transformer_2 but no boundary_ratio, so that it would never be "
+            "used; set boundary_ratio in its model_index.json (0.9 for Wan 2.2 I2V-A14B)"
         )
-    return None
+    return (
+        f"a Wan folder with boundary_ratio {boundary} but no transformer_2; download it again, or, "
+        "for Wan 2.1, set boundary_ratio to null in its model_index.json"
+    )
+
+
+def _wan_ti2v_refusal(index: Mapping[str, Any]) -> str | None:
+    """``WanPipeline`` names text-to-video folders too, which cannot take a first frame."""
+    if index.get("expand_timesteps"):
+        return _wan_refusal(index)
+    return (
+        "a WanPipeline without expand_timesteps, a text-to-video model that takes no first frame; "
+        "use a Wan I2V or TI2V folder"
+    )
+
+
+_WAN_LORA = (*LORA_ATTENTION, "ffn.net.0.proj", "ffn.net.2")
 
 
 LTX_MULTIPLE = 32
@@ -143,8 +163,16 @@ FAMILIES: Mapping[str, Family] = {
         "i2v",
         "workflow_rl.models.wan:build_wan_i2v_card",
         grid=_wan_grid,
-        lora_targets=(*LORA_ATTENTION, "ffn.net.0.proj", "ffn.net.2"),
+        lora_targets=_WAN_LORA,
         refusal=_wan_refusal,
+    ),
+    "WanPipeline": Family(
+        "wan",
+        "i2v",
+        "workflow_rl.models.wan:build_wan_i2v_card",
+        grid=_wan_grid,
+        lora_targets=_WAN_LORA,
+        refusal=_wan_ti2v_refusal,
     ),
     **dict.fromkeys(
         ("LTXImageToVideoPipeline", "LTXPipeline"),

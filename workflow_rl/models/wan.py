@@ -1,4 +1,4 @@
-"""Wan image-to-video: ``WanImageToVideoPipeline`` folders.
+"""Wan image-to-video: Wan 2.1 I2V, Wan 2.2 I2V-A14B, and what they share with ``wan_ti2v``.
 
 Conditioning is the real one: the first frame encoded by the video VAE beside a frame mask, and the
 CLIP embedding of the image where the checkpoint has an image encoder (Wan 2.1).
@@ -10,9 +10,11 @@ from pathlib import Path
 
 import torch
 
-from workflow_rl.card import ModelCard
+from workflow_rl.card import ModelCard, read_model_index
 from workflow_rl.enums import MediaKind
 from workflow_rl.models.adapter import (
+    FIRST_EXPERT,
+    SECOND_EXPERT,
     PipelineAdapter,
     batch_timestep,
     channel_statistics,
@@ -28,6 +30,9 @@ class WanAdapter(PipelineAdapter):
 
     Latents are [B, z, (T-1)/4+1, H/8, W/8] for the published VAE; the transformer sees
     [latents, mask, first-frame latents] on the channel axis. The velocity is eps - x0.
+
+    Wan 2.2 A14B has two transformers: the first denoises down to ``boundary_ratio`` times the
+    training timesteps, the second below.
     """
 
     family = "wan"
@@ -44,35 +49,40 @@ class WanAdapter(PipelineAdapter):
     def encode_images(
         self, images_BCHW: torch.Tensor, params: DiffusionParams
     ) -> list[dict[str, torch.Tensor]]:
+        processor = self.pipeline.video_processor
+        first_BCHW = processor.preprocess(images_BCHW, *self.size_of(params))
         rows: list[dict[str, torch.Tensor]] = [
-            {"condition": condition}
-            for condition in self._first_frame_condition(images_BCHW, params)
+            {"condition": condition} for condition in self.first_frame_condition(first_BCHW, params)
         ]
-        if self.modules["transformer"].config.image_dim is not None:
+        if self.modules[FIRST_EXPERT].config.image_dim is not None:
             embeds = self.pipeline.encode_image([to_pil(image) for image in images_BCHW])
             for row, embed in zip(rows, embeds, strict=True):
                 row["image_embeds"] = embed
         return rows
 
-    def _first_frame_condition(
+    def first_frame_condition(
         self, images_BCHW: torch.Tensor, params: DiffusionParams
     ) -> torch.Tensor:
         """Return [B, 4 + z, T', H', W']: the frame mask and the normalised first-frame latents.
 
-        The VAE sees [first frame, zeros] in pixel space, in [-1, 1], and gives its mode.
+        ``images_BCHW`` are in [-1, 1]; the VAE sees [first frame, zeros] in pixel space.
         """
-        pipe, vae = self.pipeline, self.pipeline.vae
-        image = pipe.video_processor.preprocess(images_BCHW, *self.size_of(params))
-        frames_BCTHW = image.new_zeros((image.shape[0], 3, params.num_frames, *image.shape[-2:]))
-        frames_BCTHW[:, :, 0] = image
-        frames_BCTHW = frames_BCTHW.to(pipe.device, vae.dtype)
-        latents = vae.encode(frames_BCTHW).latent_dist.mode().float()
-        mean, std = channel_statistics(vae.config, latents)
-        latents = (latents - mean) * (1.0 / std)
-        batch, _, frames, height, width = latents.shape
-        mask = latents.new_zeros((batch, pipe.vae_scale_factor_temporal, frames, height, width))
+        batch, _, height, width = images_BCHW.shape
+        frames_BCTHW = images_BCHW.new_zeros((batch, 3, self.frames_of(params), height, width))
+        frames_BCTHW[:, :, 0] = images_BCHW
+        latents = self.encode_frames(frames_BCTHW)
+        mask_channels = self.pipeline.vae_scale_factor_temporal
+        mask = latents.new_zeros((batch, mask_channels, *latents.shape[2:]))
         mask[:, :, 0] = 1
         return torch.cat([mask, latents], dim=1)
+
+    def encode_frames(self, frames_BCTHW: torch.Tensor) -> torch.Tensor:
+        """Return the normalised latents [B, z, T', H', W'] of frames in [-1, 1]: the VAE's mode."""
+        pipe, vae = self.pipeline, self.pipeline.vae
+        posterior = vae.encode(frames_BCTHW.to(pipe.device, vae.dtype)).latent_dist
+        latents: torch.Tensor = posterior.mode().float()
+        mean, std = channel_statistics(vae.config, latents)
+        return (latents - mean) * (1.0 / std)
 
     def latent_shape(self, params: DiffusionParams) -> tuple[int, ...]:
         pipe = self.pipeline
@@ -87,6 +97,12 @@ class WanAdapter(PipelineAdapter):
     def schedule(self, params: DiffusionParams) -> ScheduleSpec:
         return ScheduleSpec(self.scheduler.config)
 
+    def policy_at(self, timestep: float, params: DiffusionParams) -> str:
+        boundary = self.pipeline.config.boundary_ratio
+        if boundary is None or timestep >= boundary * self.scheduler.config.num_train_timesteps:
+            return FIRST_EXPERT
+        return SECOND_EXPERT
+
     def forward(
         self,
         component: str,
@@ -99,13 +115,23 @@ class WanAdapter(PipelineAdapter):
         dtype = transformer.dtype
         image_embeds = conditioning.get("image_embeds")
         velocity: torch.Tensor = transformer(
-            hidden_states=torch.cat([latents, conditioning["condition"]], dim=1).to(dtype),
-            timestep=batch_timestep(latents, timestep),
+            hidden_states=self.transformer_input(latents, conditioning).to(dtype),
+            timestep=self.transformer_timestep(component, latents, timestep),
             encoder_hidden_states=conditioning["prompt_embeds"].to(dtype),
             encoder_hidden_states_image=None if image_embeds is None else image_embeds.to(dtype),
             return_dict=False,
         )[0]
         return velocity
+
+    def transformer_input(self, latents: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
+        """Return what the transformer denoises, [B, channels, T', H', W']."""
+        return torch.cat([latents, conditioning["condition"]], dim=1)
+
+    def transformer_timestep(
+        self, component: str, latents: torch.Tensor, timestep: float
+    ) -> torch.Tensor:
+        """Return the transformer's time input, float32 [B], or [B, tokens] if each has its own."""
+        return batch_timestep(latents, timestep)
 
     def decode_media(self, latents: torch.Tensor, params: DiffusionParams) -> torch.Tensor:
         vae = self.pipeline.vae
@@ -116,20 +142,25 @@ class WanAdapter(PipelineAdapter):
 
 
 def build_wan_i2v_card(path: str | Path | None = None) -> ModelCard:
-    """Describe a Wan image-to-video checkpoint.
+    """Describe a Wan image-to-video checkpoint: 2.1 I2V, 2.2 I2V-A14B or 2.2 TI2V-5B.
 
     Parameters
     ----------
     path
-        A ``WanImageToVideoPipeline`` folder. None: the embedded ``tiny-wan-i2v``.
+        A ``WanImageToVideoPipeline`` folder, or a ``WanPipeline`` one with ``expand_timesteps``.
+        None: the embedded ``tiny-wan-i2v``.
 
     Raises
     ------
     UserError
         If the folder is missing or holds something else.
     """
-    if path is not None:
-        return describe(path, WanAdapter)
-    from workflow_rl.embedded.pair import TINY_WAN_I2V
+    if path is None:
+        from workflow_rl.embedded.pair import TINY_WAN_I2V
 
-    return describe(TINY_WAN_I2V.folder, WanAdapter, TINY_WAN_I2V.defaults)
+        return describe(TINY_WAN_I2V.folder, WanAdapter, TINY_WAN_I2V.defaults)
+    if read_model_index(path).get("expand_timesteps"):
+        from workflow_rl.models.wan_ti2v import WanTI2VAdapter
+
+        return describe(path, WanTI2VAdapter)
+    return describe(path, WanAdapter)
