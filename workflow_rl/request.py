@@ -68,6 +68,11 @@ class DiffusionParams:
         Scale of the second expert of a model that has two. None: ``guidance_scale``.
     cfg_batching
         How classifier-free guidance runs its two passes; equal up to rounding.
+    cfg_normalization
+        Cap on the norm of a guided velocity, over that under the prompt alone; Z-Image only. None:
+        no cap.
+    cfg_truncation
+        Guidance stops where 1 - sigma is above this; Z-Image only. None: never.
     sampler
         ``euler`` takes our Euler steps; ``checkpoint`` serves with the folder's own scheduler.
     height, width
@@ -89,6 +94,8 @@ class DiffusionParams:
     guidance_scale: float | None = None
     guidance_scale_2: float | None = None
     cfg_batching: CFGBatching = "sequential"
+    cfg_normalization: float | None = None
+    cfg_truncation: float | None = None
     sampler: Sampler = "euler"
     height: int | None = None
     width: int | None = None
@@ -108,6 +115,11 @@ class DiffusionParams:
             value, known = getattr(self, name), get_args(names)
             if value not in known:
                 raise UserError(f"{name} is {value!r}; use one of {', '.join(known)}")
+        if self.cfg_normalization is not None and self.cfg_normalization <= 0:
+            raise UserError(
+                f"cfg_normalization is {self.cfg_normalization}; give a number above 0, or leave "
+                "it out for no cap"
+            )
         if self.num_inference_steps < 1:
             raise UserError(
                 f"num_inference_steps is {self.num_inference_steps}; it must be at least 1"

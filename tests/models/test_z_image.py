@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from workflow_rl.loop.schedule import euler_sigmas
 from workflow_rl.models.common import collate
 from workflow_rl.models.z_image import build_z_image_t2i_card
 from workflow_rl.request import make_request
+from workflow_rl.training.rollout import rollout_loop
 
 LONG, SHORT = PROMPTS
 
@@ -27,6 +29,8 @@ def _stock(call: StockCall) -> torch.Tensor:
     image: torch.Tensor = call.pipeline(
         prompt=call.prompt,
         negative_prompt=call.negative_prompt,
+        cfg_normalization=call.params.cfg_normalization or False,
+        cfg_truncation=1.0 if call.params.cfg_truncation is None else call.params.cfg_truncation,
         latents=call.latents[None],
         height=call.params.height,
         width=call.params.width,
@@ -52,6 +56,7 @@ class TestZImage(FamilyContract, LoRAContract):
             {},
             {"guidance_scale": 4.0},
             {"guidance_scale": 0.5, "negative_prompt": "a cat"},
+            {"guidance_scale": 4.0, "cfg_normalization": 0.9, "cfg_truncation": 0.3},
         ),
     )
     # Three blocks: two refiners and a layer, each with 4 projections and a feed-forward of 3.
@@ -121,3 +126,43 @@ def test_folder_of_another_family_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
     with pytest.raises(UserError, match="expected a ZImagePipeline"):
         build_z_image_t2i_card(tmp_path)
+
+
+def test_the_cap_and_the_truncation_change_the_image(instance: ModelInstance) -> None:
+    """Each alone; and the record names the cap."""
+    fields: dict[str, Any] = {
+        "height": 32,
+        "width": 32,
+        "num_inference_steps": 4,
+        "guidance_scale": 4.0,
+    }
+    images: list[torch.Tensor] = []
+    extras: tuple[dict[str, Any], ...] = ({}, {"cfg_normalization": 0.9}, {"cfg_truncation": 0.05})
+    for extra in extras:
+        request = make_request("t2i", LONG, sde_steps=(0,), **fields, **extra)
+        media, record = rollout_loop(instance, "denoise", request)
+        assert record is not None
+        capped = "cfg_normalization" in extra
+        assert record.guidance == "cfg_from_positive" + "_cap_0.9" * capped
+        images.append(media)
+    assert all((images[i] - images[j]).abs().max() > 1e-4 for i, j in ((0, 1), (0, 2), (1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"cfg_normalization": 1.0}, "would ignore cfg_normalization"),
+        ({"cfg_truncation": 0.5}, "would ignore cfg_truncation"),
+        ({"negative_prompt": "blurry"}, "set guidance_scale > 0 or leave negative_prompt out"),
+    ],
+)
+def test_what_needs_guidance_is_refused_without_it(
+    instance: ModelInstance, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        instance.adapter.resolve(make_request("t2i", LONG, **fields))
+
+
+def test_a_cap_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="cfg_normalization is 0; give a number above 0"):
+        make_request("t2i", LONG, cfg_normalization=0)

@@ -130,6 +130,18 @@ class StageConfig(ConfigModel):
         description="How classifier-free guidance runs its two forward passes: one by one, or "
         "`batched` as one of twice the batch; equal up to rounding.",
     )
+    cfg_normalization: float | None = Field(
+        None,
+        gt=0,
+        description="Cap on the norm of a guided velocity, over that under the prompt alone; "
+        "Z-Image only (1 for its `true`). null is no cap.",
+    )
+    cfg_truncation: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Guidance stops where 1 - sigma is above this; Z-Image only. null is never.",
+    )
     sampler: Sampler = Field(
         "euler",
         description="euler: the steps that rollout builds on. checkpoint: the folder's own "

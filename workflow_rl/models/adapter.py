@@ -75,6 +75,8 @@ class PipelineAdapter(ABC):
         Guidance scale where none is asked for.
     cfg_above
         Classifier-free guidance is active for scales above this.
+    shapes_cfg
+        It takes ``cfg_normalization`` and ``cfg_truncation``.
     default_negative
         Negative prompt where none is given.
     default_num_frames
@@ -90,6 +92,7 @@ class PipelineAdapter(ABC):
     guidances: GuidanceTable = guidance_table(NO_GUIDANCE, CLASSIFIER_FREE)
     neutral_scale: float = 1.0
     cfg_above: float = 1.0
+    shapes_cfg: bool = False
     default_negative: str = ""
     default_num_frames: int | None = None
 
@@ -174,7 +177,14 @@ class PipelineAdapter(ABC):
         params = request.params.filled(self.card.defaults)
         params = params.filled(self._defaults(request, params))
         check_grid(self.card, params, self.grid, self.media_kind)
-        check_guidance(self.card, request, params, self.guidance(params))
+        check_guidance(
+            self.card,
+            request,
+            params,
+            self.guidance(params),
+            cfg_above=self.cfg_above,
+            shapes_cfg=self.shapes_cfg,
+        )
         return params
 
     def _defaults(self, request: Request, params: DiffusionParams) -> DiffusionParams:

@@ -40,9 +40,23 @@ def check_grid(card: ModelCard, params: DiffusionParams, grid: Grid, kind: Media
 
 
 def check_guidance(
-    card: ModelCard, request: Request, params: DiffusionParams, guidance: Guidance
+    card: ModelCard,
+    request: Request,
+    params: DiffusionParams,
+    guidance: Guidance,
+    *,
+    cfg_above: float,
+    shapes_cfg: bool,
 ) -> None:
-    """Raise a UserError for a negative prompt or a second scale that would be ignored."""
+    """Raise a UserError for what guidance would ignore.
+
+    Parameters
+    ----------
+    cfg_above
+        Classifier-free guidance is active for scales above this.
+    shapes_cfg
+        The model takes ``cfg_normalization`` and ``cfg_truncation``.
+    """
     cfg = guidance.mode is GuidanceMode.CFG
     if request.negative_prompt and guidance.mode is GuidanceMode.EMBEDDED:
         raise UserError(
@@ -52,13 +66,20 @@ def check_guidance(
     if request.negative_prompt and not cfg:
         raise UserError(
             f"{card.model_id} would ignore negative_prompt without classifier-free guidance; "
-            "set guidance_scale > 1 or leave negative_prompt out"
+            f"set guidance_scale > {cfg_above:g} or leave negative_prompt out"
         )
     if params.guidance_scale_2 is not None and (len(card.policies) < 2 or not cfg):
         raise UserError(
             f"{card.model_id} would ignore guidance_scale_2, which needs two experts and "
             "classifier-free guidance; leave it out"
         )
+    for name in ("cfg_normalization", "cfg_truncation"):
+        value = getattr(params, name)
+        if value is not None and not (shapes_cfg and cfg):
+            raise UserError(
+                f"{card.model_id} would ignore {name}, which needs a Z-Image model and "
+                "classifier-free guidance; leave it out"
+            )
 
 
 def check_images(images: Sequence[torch.Tensor]) -> None:

@@ -11,10 +11,16 @@ from pathlib import Path
 import torch
 
 from workflow_rl.card import ModelCard
-from workflow_rl.enums import MediaKind
+from workflow_rl.enums import GuidanceMode, MediaKind
 from workflow_rl.models.adapter import PipelineAdapter, batch_timestep, describe
 from workflow_rl.models.common import Conditioning, ScheduleSpec, linear_sigmas
-from workflow_rl.models.guidance import FROM_POSITIVE, NO_GUIDANCE, guidance_table
+from workflow_rl.models.guidance import (
+    FROM_POSITIVE,
+    NO_GUIDANCE,
+    Guidance,
+    guidance_table,
+    norm_capped_guidance,
+)
 from workflow_rl.request import DiffusionParams
 
 DEFAULT_SIZE = 1024
@@ -26,7 +32,8 @@ class ZImageAdapter(PipelineAdapter):
 
     Latents are [B, 16, H/8, W/8] for the published VAE. The transformer takes lists of latents and
     of texts, each of its own length, and 1 - sigma as its time; it gives x0 - eps, which is negated
-    here. A guidance scale of g weighs v_pos by 1 + g, so that 0 is no guidance.
+    here. A guidance scale of g weighs v_pos by 1 + g, so that 0 is no guidance; where
+    ``cfg_truncation`` is given, late steps have none.
     """
 
     family = "z_image"
@@ -35,9 +42,34 @@ class ZImageAdapter(PipelineAdapter):
     guidances = guidance_table(NO_GUIDANCE, FROM_POSITIVE)
     neutral_scale = 0.0
     cfg_above = 0.0
+    shapes_cfg = True
 
     def default_size(self) -> int:
         return DEFAULT_SIZE
+
+    def guidance(self, params: DiffusionParams) -> Guidance:
+        rule = super().guidance(params)
+        if rule.mode is not GuidanceMode.CFG or params.cfg_normalization is None:
+            return rule
+        return norm_capped_guidance(params.cfg_normalization)
+
+    def velocity(
+        self,
+        component: str,
+        latents: torch.Tensor,
+        timestep: float,
+        conditioning: Conditioning,
+        params: DiffusionParams,
+    ) -> torch.Tensor:
+        if params.cfg_truncation is None or _model_time(timestep) <= params.cfg_truncation:
+            return super().velocity(component, latents, timestep, conditioning, params)
+        return NO_GUIDANCE.velocity(
+            lambda rows, cond: self.forward(component, rows, timestep, cond, params),
+            latents,
+            conditioning,
+            None,
+            params.cfg_batching,
+        )
 
     def encode_text(self, text: str, length: int) -> dict[str, torch.Tensor]:
         # The stock function writes the chat's frame into the list that it is given.
@@ -75,7 +107,7 @@ class ZImageAdapter(PipelineAdapter):
         embeds = conditioning["prompt_embeds"].to(dtype)
         images: list[torch.Tensor] = transformer(
             list(latents.to(dtype).unsqueeze(2)),
-            (1000 - batch_timestep(latents, timestep)) / 1000,
+            batch_timestep(latents, _model_time(timestep)),
             [row[:length] for row, length in zip(embeds, lengths, strict=True)],
             return_dict=False,
         )[0]
@@ -87,6 +119,11 @@ class ZImageAdapter(PipelineAdapter):
         scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
         image: torch.Tensor = vae.decode(scaled.to(vae.dtype), return_dict=False)[0]
         return image
+
+
+def _model_time(timestep: float) -> float:
+    """Return 1 - sigma, rounded as in the stock pipeline, which computes it in float32."""
+    return float((1000 - torch.tensor(timestep, dtype=torch.float32)) / 1000)
 
 
 def build_z_image_t2i_card(path: str | Path) -> ModelCard:

@@ -85,6 +85,8 @@ def stage_plan(stage: StageConfig) -> StagePlan:
             guidance_scale=stage.guidance_scale,
             guidance_scale_2=stage.guidance_scale_2,
             cfg_batching=stage.cfg_batching,
+            cfg_normalization=stage.cfg_normalization,
+            cfg_truncation=stage.cfg_truncation,
             sampler=stage.sampler,
             height=stage.height,
             width=stage.width,
