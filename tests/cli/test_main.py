@@ -12,7 +12,9 @@ from workflow_rl import __version__
 from workflow_rl.errors import WorkflowRLError
 
 HEAVY = ("torch", "diffusers", "transformers", "numpy", "av", "PIL")
-COMMANDS = ["train", "resume", "generate", "evaluate", "report", "kernels", "pretrain-tiny"]
+COMMANDS = [
+    *("train", "resume", "generate", "evaluate", "report", "export", "kernels", "pretrain-tiny")
+]
 
 
 def _run_in_new_process(*arguments: str, cwd: Path | None = None) -> tuple[int, str, list[str]]:
@@ -68,6 +70,7 @@ def test_kernels_are_listed(invoke: Invoke) -> None:
         (("train", "run.yaml", "output_dir=flux"), 2),
         (("generate", "--prompt", "x", "--t2i", "nowhere"), 2),
         (("report", "nowhere"), 2),
+        (("export", "nowhere", "--stage", "i2v", "--format", "lora"), 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
