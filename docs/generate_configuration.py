@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -82,6 +83,8 @@ def describe_type(annotation: Any) -> str:
         return f"list of {len(arguments)} {describe_type(arguments[0])}s"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return ", ".join(f"`{value}`" for value in annotation)
     return TYPE_NAMES[annotation]
 
 
