@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,19 @@ class TinyRun:
         requests = self.case.requests(latents, sampler="checkpoint")
         return rollout_loop(instance, "denoise", requests, profile=ExecutionProfile.SERVE)[0]
 
+    @cached_property
+    def untrained(self) -> ModelInstance:
+        """An instance of the base model."""
+        return load_chain(self.config.workflow, self.config.stages, "cpu").instances[self.stage]
+
+    @cached_property
+    def made_by_base(self) -> torch.Tensor:
+        """What the stock pipeline of the base model makes."""
+        return self.made_by_stock(self.base())
+
     def made_by_stock(self, pipeline: Any) -> torch.Tensor:
         """Return what a stock pipeline makes of the same requests and latents."""
-        instance = load_chain(self.config.workflow, self.config.stages, "cpu").instances[self.stage]
-        requests = self.case.requests()
+        instance, requests = self.untrained, self.case.requests()
         latents = random_latents(instance, requests[0])
         pipeline.set_progress_bar_config(disable=True)
         made = [
