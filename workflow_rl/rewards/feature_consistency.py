@@ -34,7 +34,7 @@ class Features:
     """
 
     def __init__(
-        self, model: str, size: int, device: str | None, dtype: str | None, batch_size: int
+        self, model: str, size: int, device: str | None, dtype: str, batch_size: int
     ) -> None:
         self.source = model
         self.size = size
@@ -74,8 +74,8 @@ class SubjectConsistency:
     model : str
         Folder or hub name of a DINO or DINOv2 network; VBench's is ``facebook/dino-vitb16``.
     size, device, dtype, batch_size
-        Shorter side in pixels; where and how the network runs (None: a GPU in bfloat16, else the
-        CPU in float32); frames per call.
+        Shorter side in pixels; where the network runs (None: a GPU where there is one) and in
+        which precision; frames per call.
     """
 
     name = "subject_consistency"
@@ -86,7 +86,7 @@ class SubjectConsistency:
         model: str = "facebook/dino-vitb16",
         size: int = 224,
         device: str | None = None,
-        dtype: str | None = None,
+        dtype: str = "float32",
         batch_size: int = 32,
     ) -> None:
         self.features = Features(model, size, device, dtype, batch_size)
@@ -130,7 +130,7 @@ class FirstFrameConsistency:
         model: str = "facebook/dinov2-base",
         size: int = 224,
         device: str | None = None,
-        dtype: str | None = None,
+        dtype: str = "float32",
         batch_size: int = 32,
     ) -> None:
         if reduce not in ("mean", "min"):

@@ -1,0 +1,163 @@
+"""PickScore and CLIPScore: how well an image fits its prompt, by a CLIP network."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from workflow_rl.rewards.base import AcceptedKind, RewardBatch, RewardScores
+from workflow_rl.rewards.frames import FrameReduction, FramesArg, score_frames
+from workflow_rl.rewards.pixels import clip_pixels
+from workflow_rl.rewards.weights import (
+    Lazy,
+    load_pretrained,
+    load_processor,
+    pick_device,
+    pick_dtype,
+)
+
+CONTEXT = 77
+"""Tokens of a prompt that CLIP reads; the rest is cut off."""
+
+
+def tokenise(tokenizer: Any, prompts: Sequence[str], length: int) -> Any:
+    """Token ids and mask of prompts, padded and cut to ``length``."""
+    return tokenizer(
+        list(prompts),
+        padding="max_length",
+        truncation=True,
+        max_length=length,
+        return_tensors="pt",
+    )
+
+
+class Clip:
+    """A CLIP network with its tokenizer.
+
+    Parameters
+    ----------
+    model, tokenizer : str
+        Folders or hub names.
+    """
+
+    def __init__(self, model: str, tokenizer: str, device: str | None, dtype: str) -> None:
+        self.sources = (model, tokenizer)
+        self.device = pick_device(device)
+        self.dtype = pick_dtype(dtype, self.device)
+        self.loaded = Lazy(self._load)
+
+    def _load(self) -> tuple[Any, Any]:
+        from transformers import AutoTokenizer, CLIPModel
+
+        model, tokenizer = self.sources
+        return (
+            load_pretrained(CLIPModel, model).to(self.device, self.dtype),
+            load_processor(AutoTokenizer, tokenizer),
+        )
+
+    def cosines(self, images: RewardBatch) -> Tensor:
+        """Cosine of each image's embedding and its prompt's, float32 ``[B]`` on the CPU."""
+        model, tokenizer = self.loaded.get()
+        length = min(CONTEXT, model.config.text_config.max_position_embeddings)
+        tokens = tokenise(tokenizer, images.prompts, length).to(self.device)
+        pixels_BCHW = clip_pixels(images.media, model.config.vision_config.image_size)
+        output = model(
+            input_ids=tokens.input_ids,
+            attention_mask=tokens.attention_mask,
+            pixel_values=pixels_BCHW.to(self.device, self.dtype),
+        )
+        embeddings = (output.image_embeds.float(), output.text_embeds.float())
+        return F.cosine_similarity(*embeddings).cpu()
+
+    def scale(self) -> float:
+        """The factor of the cosine that the network was trained with."""
+        return float(self.loaded.get()[0].logit_scale.float().exp())
+
+
+class PickScore:
+    """What people would pick for a prompt: 100·cosine, about 19 to 24; higher is better.
+
+    Kirstain et al. 2023 (arXiv 2305.01569). The factor is the checkpoint's ``exp(logit_scale)``.
+    Compare images of one prompt only. Under optimisation: too much detail, grid patterns.
+
+    Parameters
+    ----------
+    model, tokenizer : str
+        Folder or hub name of the network, and of the tokenizer.
+    device, dtype
+        Where the networks run (None: a GPU where there is one), and in which precision.
+    batch_size : int
+        Images per call.
+    frames : str or mapping
+        See :class:`~workflow_rl.rewards.frames.FrameReduction`.
+    """
+
+    name = "pickscore"
+    media_kind: AcceptedKind = "any"
+
+    def __init__(
+        self,
+        model: str = "yuvalkirstain/PickScore_v1",
+        tokenizer: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+        device: str | None = None,
+        dtype: str = "float32",
+        batch_size: int = 16,
+        frames: FramesArg = "mean",
+    ) -> None:
+        self.clip = Clip(model, tokenizer, device, dtype)
+        self.batch_size = batch_size
+        self.frames = FrameReduction.parse(frames)
+
+    def load(self) -> None:
+        """Load the network."""
+        self.clip.loaded.get()
+
+    def __call__(self, batch: RewardBatch) -> RewardScores:
+        """Score images or videos."""
+        return score_frames(batch, self.frames, self._score_images, self.batch_size)
+
+    def _score_images(self, images: RewardBatch) -> RewardScores:
+        return RewardScores(self.clip.scale() * self.clip.cosines(images))
+
+
+class ClipScore:
+    """How well an image fits its prompt: 2.5·max(cosine, 0), in [0, 2.5]; higher is better.
+
+    Hessel et al. 2021 (arXiv 2104.08718), with the larger ViT-L/14. Good images have a cosine of
+    0.25 to 0.33, which is the component ``cosine``.
+
+    Parameters
+    ----------
+    model : str
+        Folder or hub name of the network and its tokenizer.
+    device, dtype, batch_size, frames
+        As for :class:`PickScore`.
+    """
+
+    name = "clipscore"
+    media_kind: AcceptedKind = "any"
+
+    def __init__(
+        self,
+        model: str = "openai/clip-vit-large-patch14",
+        device: str | None = None,
+        dtype: str = "float32",
+        batch_size: int = 16,
+        frames: FramesArg = "mean",
+    ) -> None:
+        self.clip = Clip(model, model, device, dtype)
+        self.batch_size = batch_size
+        self.frames = FrameReduction.parse(frames)
+
+    def load(self) -> None:
+        """Load the network."""
+        self.clip.loaded.get()
+
+    def __call__(self, batch: RewardBatch) -> RewardScores:
+        """Score images or videos."""
+        return score_frames(batch, self.frames, self._score_images, self.batch_size)
+
+    def _score_images(self, images: RewardBatch) -> RewardScores:
+        cosine_B = self.clip.cosines(images)
+        return RewardScores(2.5 * cosine_B.clamp(min=0), components={"cosine": cosine_B})
