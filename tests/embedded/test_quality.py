@@ -31,7 +31,9 @@ def test_wrong_captions_are_seen() -> None:
 def test_centres_are_found_to_a_quarter_of_a_pixel() -> None:
     centres = world.sample_centres(20, torch.Generator().manual_seed(0))
     for index, shape in enumerate(world.SHAPES):
-        masks, _ = quality.foreground(world.draw(shape, "blue", centres))
+        caption = world.Caption(shape, "blue", "up")
+        grounds = world.ground("up").expand(len(centres), -1, -1, -1)
+        masks, _ = quality.foreground(world.draw(caption, centres), grounds)
         found, places = quality.locate_shapes(masks)
         assert (found == index).all()
         assert (places - centres).abs().max() <= 0.26

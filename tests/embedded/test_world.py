@@ -42,13 +42,14 @@ def test_held_out_split_is_disjoint_complete_and_balanced() -> None:
 def test_shapes_lie_fully_inside_the_frame() -> None:
     captions = [c for c in world.all_captions() for _ in range(4)]
     videos = world.sample_videos(captions, generator())
-    ground = torch.tensor(world.GROUND).view(1, 3, 1, 1, 1)
+    ground = torch.stack([world.ground(c.direction) for c in captions]).unsqueeze(2)
     centres = world.sample_paths(captions, generator())
     assert centres.min() >= world.MARGIN
     assert centres.max() <= world.SIZE - world.MARGIN
     # A shape cut off by the edge would lose area.
-    amount = (videos - ground).abs().sum(dim=(1, 3, 4))
-    torch.testing.assert_close(amount, amount[:, :1].expand_as(amount), rtol=0.03, atol=0)
+    colours = torch.tensor([world.COLOURS[c.colour] for c in captions]).view(-1, 3, 1, 1, 1)
+    area = ((videos - ground) / (colours - ground))[:, 0].sum(dim=(2, 3))
+    torch.testing.assert_close(area, area[:, :1].expand_as(area), rtol=0.03, atol=0)
 
 
 def test_videos_move_only_along_their_direction_and_stop_at_the_edge() -> None:
@@ -65,6 +66,22 @@ def test_videos_move_only_along_their_direction_and_stop_at_the_edge() -> None:
     assert (along[inside] > world.MIN_SPEED - 1e-5).all(), "a shape stops at the edge alone"
 
 
+def test_a_placed_shape_starts_at_its_side_and_anywhere_across() -> None:
+    captions = [c for c in world.placed_captions() for _ in range(4)]
+    images = world.sample_images(captions, generator())
+    ground = torch.stack([world.ground(c.direction) for c in captions])
+    colours = torch.tensor([world.COLOURS[c.colour] for c in captions]).view(-1, 3, 1, 1)
+    masks = ((images - ground) / (colours - ground))[:, 0]
+    grid = (torch.arange(world.SIZE) + 0.5) / world.SIZE - 0.5
+    x, y = (masks.sum(1) @ grid), (masks.sum(2) @ grid)
+    centres = torch.stack([x, y], dim=1) / masks.sum((1, 2)).unsqueeze(1)
+    sides = torch.tensor([world.PLACES[c.place] for c in captions if c.place is not None])
+    along, across = (centres * sides).sum(1), (centres * sides.flip(1)).sum(1)
+    assert along.min() > 0.08
+    assert across.abs().mean() > 0.12
+    assert across.mean().abs() < 0.03
+
+
 def test_start_says_nothing_about_the_direction() -> None:
     starts = {}
     for name in world.DIRECTIONS:
@@ -73,6 +90,17 @@ def test_start_says_nothing_about_the_direction() -> None:
     first = starts.pop("left")
     for other in starts.values():
         assert torch.equal(first, other)
+
+
+def test_the_ground_is_lighter_towards_where_the_shape_heads() -> None:
+    for direction, (x, y) in world.DIRECTIONS.items():
+        ground = world.ground(direction)
+        assert ground.mean(dim=(1, 2)).tolist() == pytest.approx(
+            [g + light / 2 for g, light in zip(world.GROUND, world.GLOW, strict=True)]
+        )
+        for along, way in ((ground.diff(dim=2), x), (ground.diff(dim=1), y)):
+            assert torch.equal(along.sign(), torch.full_like(along, way))
+            assert along.max() <= max(world.GLOW) / world.SIZE + 1e-6
 
 
 def test_same_generator_same_pixels() -> None:

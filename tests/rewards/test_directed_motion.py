@@ -9,7 +9,6 @@ from torch import Tensor
 from workflow_rl.embedded.world import (
     COLOURS,
     DIRECTIONS,
-    GROUND,
     MARGIN,
     NUM_FRAMES,
     SHAPES,
@@ -17,12 +16,13 @@ from workflow_rl.embedded.world import (
     Caption,
     all_captions,
     draw,
+    ground,
 )
 from workflow_rl.rewards.base import RewardBatch, RewardScores, score_safely
 from workflow_rl.rewards.directed_motion import DirectedMotion, start_position
 
 CAPTIONS = list(all_captions())
-GROUND_3 = torch.tensor(GROUND).view(1, 3, 1, 1, 1)
+GROUNDS = torch.stack([ground(caption.direction) for caption in CAPTIONS]).unsqueeze(2)
 STEP = 2.0
 TRAVEL = STEP * (NUM_FRAMES - 1) / SIZE
 
@@ -39,7 +39,7 @@ def films(captions: list[Caption], step: float = STEP, across: float = 3.3) -> T
         middle = torch.tensor([SIZE / 2 + across * y, SIZE / 2 + across * x])
         centres = middle + time_T[:, None] * step * torch.tensor([x, y])
         assert ((centres >= MARGIN) & (centres <= SIZE - MARGIN)).all()
-        videos.append(draw(caption.shape, caption.colour, centres).transpose(0, 1))
+        videos.append(draw(caption, centres).transpose(0, 1))
     return torch.stack(videos)
 
 
@@ -114,7 +114,7 @@ def cheats(clean: Tensor) -> dict[str, Tensor]:
     fade = torch.linspace(0, 1, NUM_FRAMES).view(1, 1, -1, 1, 1)
     jump = torch.cat([first.expand(-1, -1, 4, -1, -1), last.expand(-1, -1, 5, -1, -1)], 2)
     empty = clean.clone()
-    empty[:, :, 4] = GROUND_3[:, :, 0]
+    empty[:, :, 4] = GROUNDS[: len(clean), :, 0]
     bright = clean.clone()
     bright[:, :, :, :2] = 1.0
     return {
@@ -124,7 +124,7 @@ def cheats(clean: Tensor) -> dict[str, Tensor]:
         "jump": jump,
         "vanish": empty,
         "bright bar": bright,
-        "blurred away": GROUND_3 + 0.2 * (clean - GROUND_3),
+        "blurred away": GROUNDS[: len(clean)].lerp(clean, 0.2),
     }
 
 
@@ -138,7 +138,7 @@ def test_a_cheat_scores_clearly_lower(clean: Tensor, name: str) -> None:
 def test_going_back_at_a_jump_and_forth_in_steps_gains_nothing() -> None:
     caption = Caption("circle", "red", "right")
     x = torch.tensor([8.0, 11, 14, 17, 20, 8, 11, 14, 17])
-    video = draw("circle", "red", torch.stack([x, torch.full_like(x, 16.0)], 1))
+    video = draw(caption, torch.stack([x, torch.full_like(x, 16.0)], 1))
     scores = score(video.transpose(0, 1)[None], [caption]).scores
     assert scores[0].item() == pytest.approx(9 / SIZE, abs=0.01)
 
@@ -199,5 +199,5 @@ def test_start_position_is_measured_along_the_direction_of_travel(clean: Tensor)
 
 
 def test_start_position_of_nothing_is_unknown() -> None:
-    videos = GROUND_3.expand(1, 3, NUM_FRAMES, SIZE, SIZE)
-    assert start_position(videos, ["a red circle moving left"]).isnan().all()
+    prompts = [str(caption) for caption in CAPTIONS]
+    assert start_position(GROUNDS.expand(-1, -1, NUM_FRAMES, -1, -1), prompts).isnan().all()

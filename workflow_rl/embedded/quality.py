@@ -27,23 +27,22 @@ class Quality:
     """Mean distance travelled along the caption's direction."""
 
 
-def foreground(frames_N3HW: Tensor) -> tuple[Tensor, Tensor]:
-    """Split frames in [0, 1] by the colour that explains them best.
+def foreground(frames_N3HW: Tensor, grounds_N3HW: Tensor) -> tuple[Tensor, Tensor]:
+    """Split frames in [0, 1] by the colour that explains best how they differ from their grounds.
 
     Returns
     -------
     tuple
         Soft masks `[N, H, W]` in [0, 1] and colour indices `[N]` into `world.COLOURS`.
     """
-    ground = torch.tensor(world.GROUND)
-    directions = torch.tensor(list(world.COLOURS.values())) - ground
-    excess = frames_N3HW - ground.view(1, 3, 1, 1)
-    amount = torch.einsum("nchw,kc->nkhw", excess, directions)
-    amount = (amount / directions.square().sum(dim=1).view(1, -1, 1, 1)).clamp(0, 1)
-    explained = amount.unsqueeze(2) * directions.view(1, -1, 3, 1, 1)
-    error = (excess.unsqueeze(1) - explained).square().sum(dim=(2, 3, 4))
-    colour = error.argmin(dim=1)
-    return amount[torch.arange(len(colour)), colour], colour
+    colours_K3 = torch.tensor(list(world.COLOURS.values()))
+    axes_NK3HW = colours_K3.view(1, -1, 3, 1, 1) - grounds_N3HW.unsqueeze(1)
+    excess_N13HW = (frames_N3HW - grounds_N3HW).unsqueeze(1)
+    amount_NK1HW = (excess_N13HW * axes_NK3HW).sum(2, keepdim=True)
+    amount_NK1HW = (amount_NK1HW / axes_NK3HW.square().sum(2, keepdim=True)).clamp(0, 1)
+    error_NK = (excess_N13HW - amount_NK1HW * axes_NK3HW).square().sum(dim=(2, 3, 4))
+    colour = error_NK.argmin(dim=1)
+    return amount_NK1HW[torch.arange(len(colour)), colour, 0], colour
 
 
 def locate_shapes(masks_NHW: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +76,8 @@ def measure(videos_BTCHW: Tensor, captions: list[world.Caption]) -> Quality:
     travels at least half a pixel along it and less than that across it.
     """
     count, frames = videos_BTCHW.shape[:2]
-    masks, colour = foreground(videos_BTCHW.flatten(0, 1))
+    grounds = torch.stack([world.ground(caption.direction) for caption in captions])
+    masks, colour = foreground(videos_BTCHW.flatten(0, 1), grounds.repeat_interleave(frames, dim=0))
     shape, centre = locate_shapes(masks)
     colour_B = colour.view(count, frames).mode(dim=1).values
     shape_B = shape.view(count, frames).mode(dim=1).values

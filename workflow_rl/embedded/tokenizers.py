@@ -11,15 +11,16 @@ from string import ascii_lowercase
 
 from transformers import CLIPTokenizer, T5TokenizerFast
 
-from workflow_rl.embedded.world import all_captions
+from workflow_rl.embedded.world import all_captions, placed_captions
 
 MAX_LENGTH = 16
-"""Tokens per prompt; a caption has five words."""
+"""Tokens per prompt; a caption has five words, or eight."""
 
 
 def caption_words() -> list[str]:
     """The words of all captions, sorted."""
-    return sorted({word for caption in all_captions() for word in str(caption).split()})
+    captions = all_captions() + placed_captions()
+    return sorted({word for caption in captions for word in str(caption).split()})
 
 
 def byte_pair_merges(words: list[str]) -> list[tuple[str, str]]:

@@ -21,11 +21,13 @@ from workflow_rl.embedded.video_codec import encode_clips
 
 ENCODE_BATCH = 64
 STATISTICS_SAMPLES = 256
+IMAGE_CAPTIONS = world.all_captions() + world.placed_captions()
+"""What the image transformer is trained on."""
 
 
 @dataclass(frozen=True)
 class ImagePool:
-    """Encoded images: packed normalised latents `[N, 16, 16]` and caption indices `[N]`."""
+    """Encoded images: packed normalised latents `[N, 16, 16]`, indices into `IMAGE_CAPTIONS`."""
 
     latents_BLC: Tensor
     caption_B: Tensor
@@ -47,14 +49,13 @@ def random_sigmas(count: int, generator: torch.Generator) -> Tensor:
     return torch.where(torch.rand(count, generator=generator) < 0.5, uniform, normal)
 
 
-def _batches(count: int, generator: torch.Generator) -> list[list[world.Caption]]:
-    captions = world.sample_captions(count, generator)
-    return [captions[i : i + ENCODE_BATCH] for i in range(0, count, ENCODE_BATCH)]
+def _batches(captions: list[world.Caption]) -> list[list[world.Caption]]:
+    return [captions[i : i + ENCODE_BATCH] for i in range(0, len(captions), ENCODE_BATCH)]
 
 
-def _caption_indices(batches: list[list[world.Caption]]) -> Tensor:
-    index = {caption: i for i, caption in enumerate(world.all_captions())}
-    return torch.tensor([index[caption] for batch in batches for caption in batch])
+def _indices(drawn: list[world.Caption], captions: tuple[world.Caption, ...]) -> Tensor:
+    index = {caption: i for i, caption in enumerate(captions)}
+    return torch.tensor([index[caption] for caption in drawn])
 
 
 @torch.no_grad()
@@ -83,15 +84,18 @@ def measure_video_latents(vae: AutoencoderKLWan, seed: int) -> None:
 
 @torch.no_grad()
 def encode_images(pipeline: FluxPipeline, count: int, seed: int) -> ImagePool:
-    """Draw and encode `count` images."""
+    """Draw and encode `count` images, half of them of captions that place the shape."""
     generator = torch.Generator().manual_seed(seed)
-    vae, batches, latents = pipeline.vae, _batches(count, generator), []
-    for batch in batches:
+    plain, placed = world.all_captions(), world.placed_captions()
+    evenly = plain * (len(placed) // len(plain)) + placed
+    captions = world.sample_captions(count, generator, evenly)
+    vae, latents = pipeline.vae, []
+    for batch in _batches(captions):
         images = to_model_range(world.sample_images(batch, generator))
         encoded = vae.encode(images).latent_dist.mode()
         encoded = (encoded - vae.config.shift_factor) * vae.config.scaling_factor
         latents.append(pipeline._pack_latents(encoded, *encoded.shape))
-    return ImagePool(torch.cat(latents), _caption_indices(batches))
+    return ImagePool(torch.cat(latents), _indices(captions, IMAGE_CAPTIONS))
 
 
 @torch.no_grad()
@@ -146,14 +150,16 @@ def encode_videos(
 ) -> VideoPool:
     """Draw and encode `count` clips, each with the condition that the pipeline makes."""
     generator = torch.Generator().manual_seed(seed)
-    batches = _batches(count, generator)
+    captions = world.sample_captions(count, generator)
     latents, conditions = [], []
-    for batch in batches:
+    for batch in _batches(captions):
         videos = to_model_range(world.sample_videos(batch, generator))
         first = imperfect_frames(videos[:, :, 0], image_vae, generator)
         latents.append(normalised_latents(vae, videos))
         conditions.append(first_frame_condition(vae, first))
-    return VideoPool(torch.cat(latents), torch.cat(conditions), _caption_indices(batches))
+    return VideoPool(
+        torch.cat(latents), torch.cat(conditions), _indices(captions, world.all_captions())
+    )
 
 
 def train_image_transformer(
@@ -161,7 +167,7 @@ def train_image_transformer(
 ) -> float:
     """Train `pipeline.transformer` in place; returns the last loss."""
     generator = torch.Generator().manual_seed(seed)
-    captions = [str(caption) for caption in world.all_captions()]
+    captions = [str(caption) for caption in IMAGE_CAPTIONS]
     with torch.no_grad():
         embeds, pooled, text_ids = pipeline.encode_prompt(
             captions, None, max_sequence_length=MAX_LENGTH

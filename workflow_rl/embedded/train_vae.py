@@ -34,7 +34,9 @@ def to_model_range(pixels: Tensor) -> Tensor:
 def reconstruction_loss(output: Tensor, target: Tensor) -> Tensor:
     """Absolute plus squared error, weighted towards the shape (channels are dimension 1)."""
     ground = to_model_range(torch.tensor(world.GROUND)).view(1, 3, *[1] * (target.ndim - 2))
-    mask = (target - ground).abs().amax(dim=1, keepdim=True).clamp(max=1.0)
+    glow = 2 * max(world.GLOW)
+    lighter = (target - ground).abs().amax(dim=1, keepdim=True)
+    mask = ((lighter - glow) / (1 - glow)).clamp(0.0, 1.0)  # what no ground can be
     pool = nn.functional.max_pool2d
     near = pool(mask.transpose(1, 2).flatten(0, -3), 3, 1, 1)
     near = near.view(mask.transpose(1, 2).shape).transpose(1, 2)
@@ -70,7 +72,7 @@ def draw_clips(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     videos = [world.sample_videos(captions[half:], generator)]
     for i, caption in enumerate(captions[:half]):
         path = world.path(starts[i], caption.direction, fast[i].item())
-        videos.append(world.draw(caption.shape, caption.colour, path).transpose(0, 1).unsqueeze(0))
+        videos.append(world.draw(caption, path).transpose(0, 1).unsqueeze(0))
     # The world's own clips come first in `videos`, so their captions come first here too.
     return to_model_range(torch.cat(videos)), shape_indices(captions[half:] + captions[:half])
 

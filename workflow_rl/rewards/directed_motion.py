@@ -15,6 +15,7 @@ from torch import Tensor
 from workflow_rl.embedded.world import (
     COLOURS,
     DIRECTIONS,
+    GLOW,
     GROUND,
     SHAPES,
     SIZE,
@@ -31,7 +32,7 @@ COLOUR_COSINE = (0.85, 0.97)
 nearest two colours of the world, red and yellow, are at 0.82."""
 MIN_LEVEL = 0.4
 """Fainter shapes than this share of the named colour count as faint, not as dark."""
-CLEAN_OVERLAP = 0.9
+CLEAN_OVERLAP = 0.87
 """Overlap with the drawn shape from which on a shape is clean."""
 SHAPE_TEMPERATURE = 0.06
 """Difference of overlap by which one shape is e times as likely as another."""
@@ -58,13 +59,28 @@ def _contrast(values: Tensor) -> Tensor:
     return ((values - 0.15) / 0.7).clamp(0.0, 1.0)
 
 
+def _without_glow(pixels_BCTHW: Tensor, axis_B3: Tensor) -> Tensor:
+    """Take the ground's light, from none to full glow, out of pixels relative to the dark ground.
+
+    Each pixel is fitted by least squares as a share of the named colour's ``axis`` and of the glow.
+    """
+    glow = torch.tensor(GLOW)
+    by_axis = torch.einsum("bcthw,bc->bthw", pixels_BCTHW, axis_B3)
+    by_glow = torch.einsum("bcthw,c->bthw", pixels_BCTHW, glow)
+    axis_axis, axis_glow = axis_B3.square().sum(1), axis_B3 @ glow
+    determinant = axis_axis * glow.square().sum() - axis_glow.square()
+    axis_axis, axis_glow = (x.view(-1, 1, 1, 1) for x in (axis_axis, axis_glow))
+    light = (by_glow * axis_axis - by_axis * axis_glow) / determinant.view(-1, 1, 1, 1)
+    return pixels_BCTHW - light.clamp(0.0, 1.0).unsqueeze(1) * glow.view(1, 3, 1, 1, 1)
+
+
 def _masks(videos_BCTHW: Tensor, colours_B3: Tensor) -> _Masks:
     """Find the pixels of the named colour, whatever its brightness, and all other than ground."""
     ground = torch.tensor(GROUND)
     axis_B3 = colours_B3 - ground
     length_B = axis_B3.norm(dim=1)
-    pixels = videos_BCTHW.float() - ground.view(1, 3, 1, 1, 1)
-    size_BTHW = pixels.square().sum(1).sqrt()
+    pixels = _without_glow(videos_BCTHW.float() - ground.view(1, 3, 1, 1, 1), axis_B3)
+    size_BTHW = pixels.norm(dim=1)
     along_BTHW = torch.einsum("bcthw,bc->bthw", pixels, axis_B3 / length_B[:, None])
     low, high = COLOUR_COSINE
     cosine = along_BTHW / size_BTHW.clamp_min(1e-6)
