@@ -15,6 +15,7 @@ FOLDERS: dict[str, dict[str, Any]] = {
     "flux": {
         "model_index.json": {"_class_name": "FluxPipeline"},
         "vae/config.json": {"block_out_channels": [8, 16, 32]},
+        "transformer/config.json": {"guidance_embeds": False},
     },
     "wan": {
         "model_index.json": {"_class_name": "WanImageToVideoPipeline"},

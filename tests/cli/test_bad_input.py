@@ -1,14 +1,19 @@
 """Bad input: one line that names the fault and the mend, exit code 2, nothing written."""
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from tests.cli.conftest import Invoke
 from workflow_rl.config import load_config
 from workflow_rl.config.run_dir import create_run_dir, locked_run_dir
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
 def _listing(folder: Path) -> list[tuple[str, bytes]]:
@@ -27,6 +32,8 @@ def _listing(folder: Path) -> list[tuple[str, bytes]]:
         ("stages.t2i.model=wan", "an i2v model, but the stage's task is t2i"),
         ("stages.i2v.num_frames=10", "use 9"),
         ("stages.i2v={task: i2v, model: wan, height: 30, width: 32}", "multiples of 16"),
+        ("stages.i2v.negative_prompt=blurry", "set guidance_scale > 1 or leave it out"),
+        ("stages.t2i.guidance=embedded", "has only none, cfg; leave guidance"),
         ("stages.t2i.kernel=torch_eagre", "did you mean 'torch_eager'?"),
         ("data.prompts=none.txt", "no such prompt file"),
         ("data.prompts_per_iteration=2", "prompts.txt has 1 prompts; lower it"),
@@ -41,6 +48,45 @@ def test_train(invoke: Invoke, workspace: Path, override: str, says: str) -> Non
     before = _listing(workspace)
     assert says in invoke("train", "run.yaml", override).one_line_error()
     assert _listing(workspace) == before
+
+
+def _give_weights(folder: Path) -> None:
+    """Give a model a transformer of two shards, with one linear layer."""
+    index = json.loads((folder / "model_index.json").read_text())
+    index["transformer"] = ["diffusers", "T"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    shards = {"to_q.weight": "a.safetensors", "norm.weight": "b.safetensors"}
+    for shape, (key, name) in zip([(4, 4), (4,)], shards.items(), strict=True):
+        save_file({key: np.zeros(shape, np.float32)}, folder / "transformer" / name)
+    (folder / "transformer" / f"{WEIGHTS}.index.json").write_text(
+        json.dumps({"weight_map": shards})
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("stages.t2i.variant=fp16", "fp16"),
+        ("stages.t2i.lora={targets: [to_x]}", "stages.t2i.lora.targets: 'to_x' names no linear"),
+        ("stages.t2i.lora={targets: [to_q], init: x}", "targets and init are both given"),
+        ("stages.t2i.lora={rank: 2, init: other.safetensors}", "LoRA for another model"),
+        ("stages.t2i.lora={rank: 2, init: none.safetensors}", "none.safetensors"),
+        ("stages.i2v.model=broken", "b.safetensors"),
+    ],
+)
+def test_weights_and_adapters(invoke: Invoke, workspace: Path, override: str, says: str) -> None:
+    """Found in file names and headers: no weight is read."""
+    _give_weights(workspace / "flux")
+    shutil.copytree(workspace / "wan", workspace / "broken")
+    _give_weights(workspace / "broken")
+    (workspace / "broken" / "transformer" / "b.safetensors").unlink()
+    other = {f"transformer.qkv.lora_{part}.weight": np.zeros((2, 2)) for part in "AB"}
+    save_file(other, workspace / "other.safetensors")
+    before = _listing(workspace)
+    assert says in invoke("train", "run.yaml", override).one_line_error()
+    assert _listing(workspace) == before
+    good = "stages.t2i.lora={rank: 2, targets: [to_q]}"
+    assert invoke("train", "run.yaml", good, "--dry-run").exit_code == 0
 
 
 FROM_FRAMES = "stages={i2v: {task: i2v, model: wan}}"

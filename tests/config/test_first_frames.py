@@ -49,7 +49,7 @@ def test_a_size_is_covered_and_cut_to_its_middle(tmp_path: Path) -> None:
     image.save(tmp_path / "wide.png")
     (cut,) = open_first_frames([find_first_frame(tmp_path / "wide.png", "test")], (10, 10))
     assert cut.size == (10, 10)
-    assert cut.crop((2, 5, 8, 6)).convert("L").getextrema() >= (250, 250)
+    assert min(cut.crop((2, 5, 8, 6)).tobytes()) > 250
 
 
 def test_a_camera_s_orientation_is_applied(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from workflow_rl.config.model_folder import check_model_folder
 from workflow_rl.errors import UserError
 
 FLUX = {"model_index.json": {"_class_name": "FluxPipeline"}}
-FLUX_VAE = {"vae/config.json": {"block_out_channels": [8, 16, 32]}}
+FLUX_VAE = {
+    "vae/config.json": {"block_out_channels": [8, 16, 32]},
+    "transformer/config.json": {"guidance_embeds": False},
+}
 WAN: dict[str, Any] = {
     "model_index.json": {"_class_name": "WanImageToVideoPipeline"},
     "vae/config.json": {"scale_factor_spatial": 4, "scale_factor_temporal": 4},
@@ -77,6 +80,58 @@ def test_size_the_model_cannot_make(tmp_path: Path) -> None:
     assert "num_frames is 10, but this model makes 4·n + 1 frames; use 9" in _check(
         wan, task="i2v", num_frames=10
     )
+
+
+FLUX_DEV = {"transformer/config.json": {"guidance_embeds": True}}
+EXPERTS = {"boundary_ratio": 0.9, "transformer_2": WAN_TRANSFORMER}
+KLEIN = {"model_index.json": {"_class_name": "Flux2KleinPipeline", "is_distilled": True}}
+Z_IMAGE = {"model_index.json": {"_class_name": "ZImagePipeline"}}
+WAN_A14B = {"model_index.json": WAN["model_index.json"] | EXPERTS}
+
+
+@pytest.mark.parametrize(
+    ("files", "stage", "fault"),
+    [
+        (FLUX, {"guidance": "embedded"}, "asks for embedded guidance (guidance_scale None), but"),
+        (FLUX | FLUX_DEV, {"guidance": "cfg", "guidance_scale": 2}, "has only embedded; leave"),
+        (FLUX | FLUX_DEV, {"negative_prompt": "blur"}, "ignored: guidance is embedded; leave it"),
+        (KLEIN, {"guidance_scale": 4}, "asks for cfg guidance (guidance_scale 4.0), but this"),
+        (FLUX, {"guidance": "none", "guidance_scale": 3}, "guidance is none, but guidance_scale"),
+        (FLUX, {"guidance": "cfg"}, "guidance is cfg, but guidance_scale is None, and this"),
+        (FLUX, {"negative_prompt": "blur"}, "guidance is none; set guidance_scale > 1 or leave"),
+        (Z_IMAGE, {"negative_prompt": "blur"}, "set guidance_scale > 0 or leave it out"),
+        (FLUX, {"guidance_scale": 3, "guidance_scale_2": 2}, "guidance_scale_2 needs a model of"),
+    ],
+)
+def test_guidance_that_the_model_lacks_or_ignores(
+    tmp_path: Path, files: dict[str, Any], stage: dict[str, Any], fault: str
+) -> None:
+    message = _check(_folder(tmp_path, FLUX_VAE | files), task="t2i", **stage)
+    assert message.startswith("stages.x")
+    assert fault in message
+
+
+@pytest.mark.parametrize(
+    ("files", "stage"),
+    [
+        (FLUX, {}),
+        (FLUX, {"guidance_scale": 3.0, "negative_prompt": "blur"}),
+        (FLUX, {"guidance": "none", "guidance_scale": 1.0}),
+        (FLUX | FLUX_DEV, {}),
+        (FLUX | FLUX_DEV, {"guidance": "embedded", "guidance_scale": 2.0}),
+        (KLEIN, {"guidance_scale": 1.0}),
+        (Z_IMAGE, {"guidance_scale": 0.5, "negative_prompt": "blur"}),
+    ],
+)
+def test_guidance_that_the_model_has(
+    tmp_path: Path, files: dict[str, Any], stage: dict[str, Any]
+) -> None:
+    check_model_folder(_folder(tmp_path, FLUX_VAE | files), "k", StageConfig(task="t2i", **stage))
+
+
+def test_the_second_of_two_experts_may_have_its_own_scale(tmp_path: Path) -> None:
+    stage = StageConfig(task="i2v", guidance_scale=3.5, guidance_scale_2=4.0)
+    check_model_folder(_folder(tmp_path, WAN | WAN_A14B), "k", stage)
 
 
 def test_missing_component_is_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,8 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
-from workflow_rl.card import ModelCard
+from workflow_rl.card import ModelCard, read_model_index
+from workflow_rl.config.families import FAMILIES
 from workflow_rl.enums import ExecutionProfile, GuidanceMode, MediaKind
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance, load_card
@@ -381,6 +383,13 @@ class FamilyContract:
             with pytest.raises(UserError, match=message) as caught:
                 adapter.resolve(self.case.requests(**fields)[0])
             assert "\n" not in str(caught.value)
+
+    def test_guidance_is_known_before_loading(self, folder: Path, instance: ModelInstance) -> None:
+        """The JSON of a folder tells what the loaded model has."""
+        family = FAMILIES[read_model_index(folder)["_class_name"]]
+        told = family.guidances(lambda path: json.loads((folder / path).read_text()))
+        assert set(told) == set(instance.adapter.guidances)
+        assert family.cfg_above == instance.adapter.cfg_above
 
     def test_guidance_that_the_model_lacks_is_one_line(self, instance: ModelInstance) -> None:
         lacking = set(GuidanceMode) - set(instance.adapter.guidances)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from workflow_rl.enums import GuidanceMode
+
 ReadJSON = Callable[[str], Mapping[str, Any]]
 """Returns a JSON file of the folder, by its path in there."""
 
@@ -28,6 +30,10 @@ LORA_JOINT_ATTENTION = (*LORA_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj
 """Those of an attention layer over image and text tokens."""
 
 
+def _plain_or_cfg(read: ReadJSON) -> tuple[GuidanceMode, ...]:
+    return GuidanceMode.NONE, GuidanceMode.CFG
+
+
 @dataclass(frozen=True)
 class Family:
     """A model family.
@@ -44,6 +50,10 @@ class Family:
         Reads which sizes and frame counts a folder's model can make.
     lora_targets
         Endings of the linear layers that a LoRA adapts by default.
+    guidances
+        Reads which modes of guidance a folder's model has.
+    cfg_above
+        Classifier-free guidance is active for scales above this.
     refusal
         Says what in ``model_index.json`` is not supported, with the mend; None: nothing.
     """
@@ -53,6 +63,8 @@ class Family:
     card_builder: str
     grid: Callable[[ReadJSON], Grid]
     lora_targets: tuple[str, ...] = LORA_ATTENTION
+    guidances: Callable[[ReadJSON], tuple[GuidanceMode, ...]] = _plain_or_cfg
+    cfg_above: float = 1.0
     refusal: Callable[[Mapping[str, Any]], str | None] = lambda index: None
 
 
@@ -67,6 +79,19 @@ def _flux_grid(read: ReadJSON) -> Grid:
     """``FluxPipeline`` and its kin: the VAE's factor, and 2x2 latents to a token."""
     step = 2 * 2 ** (len(read("vae/config.json")["block_out_channels"]) - 1)
     return Grid(step, step)
+
+
+def _flux_guidances(read: ReadJSON) -> tuple[GuidanceMode, ...]:
+    if read("transformer/config.json").get("guidance_embeds"):
+        return (GuidanceMode.EMBEDDED,)
+    return _plain_or_cfg(read)
+
+
+def _klein_guidances(read: ReadJSON) -> tuple[GuidanceMode, ...]:
+    """The stock pipeline ignores the scale of a distilled model."""
+    if read("model_index.json").get("is_distilled"):
+        return (GuidanceMode.NONE,)
+    return _plain_or_cfg(read)
 
 
 def _wan_grid(read: ReadJSON) -> Grid:
@@ -132,6 +157,7 @@ FAMILIES: Mapping[str, Family] = {
         "t2i",
         "workflow_rl.models.flux:build_flux_t2i_card",
         grid=_flux_grid,
+        guidances=_flux_guidances,
         lora_targets=(
             *LORA_JOINT_ATTENTION,
             *("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
@@ -142,6 +168,7 @@ FAMILIES: Mapping[str, Family] = {
         "t2i",
         "workflow_rl.models.flux2:build_flux2_t2i_card",
         grid=_flux_grid,
+        guidances=_klein_guidances,
         lora_targets=(
             *LORA_JOINT_ATTENTION,
             *("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out"),
@@ -153,6 +180,7 @@ FAMILIES: Mapping[str, Family] = {
         "t2i",
         "workflow_rl.models.z_image:build_z_image_t2i_card",
         grid=_flux_grid,
+        cfg_above=0.0,
         lora_targets=(
             *LORA_ATTENTION,
             *("feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),
@@ -175,7 +203,7 @@ FAMILIES: Mapping[str, Family] = {
         refusal=_wan_ti2v_refusal,
     ),
     **dict.fromkeys(
-        ("LTXImageToVideoPipeline", "LTXPipeline"),
+        ("LTXImageToVideoPipeline", "LTXPipeline", "LTXConditionPipeline"),
         Family("ltx", "i2v", "workflow_rl.models.ltx:build_ltx_i2v_card", grid=_ltx_grid),
     ),
 }

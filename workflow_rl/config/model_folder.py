@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow_rl.config.families import FAMILIES, Family
+from workflow_rl.config.guidance import check_stage_guidance
 from workflow_rl.config.lora_file import check_lora
 from workflow_rl.config.stage import StageConfig
 from workflow_rl.config.weight_files import check_weight_files
@@ -27,8 +28,8 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
     ------
     UserError
         If the folder is missing, is not a diffusers folder, is of a family or variant that is not
-        supported or of another task, if the model can't make the size or number of frames, or if
-        the stage's LoRA does not fit it.
+        supported or of another task, if the model can't make the size or number of frames, if it
+        lacks the guidance, or if the stage's LoRA does not fit it.
     """
     if not folder.is_dir():
         raise UserError(f"{key}: no folder {folder}; give the path of a diffusers folder")
@@ -54,6 +55,13 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
     if refusal is not None:
         raise UserError(f"{key}: {folder} is {refusal}")
     _check_size(folder, key, family, stage)
+    check_stage_guidance(
+        key.removesuffix(".model"),
+        stage,
+        family.guidances(lambda path: _read_json(folder / path, key)),
+        family.cfg_above,
+        has_experts=index.get("transformer_2", [None])[0] is not None,
+    )
     check_weight_files(folder, index, stage.variant)
     if stage.lora is not None:
         where = f"{key.removesuffix('.model')}.lora"

@@ -149,7 +149,7 @@ class StageConfig(ConfigModel):
     )
     negative_prompt: str | None = Field(
         None,
-        description="Text to steer away from; needs classifier-free guidance, guidance_scale > 1.",
+        description="Text to steer away from; needs classifier-free guidance.",
     )
     height: int | None = Field(
         None,
@@ -226,11 +226,6 @@ class StageConfig(ConfigModel):
             )
         if (self.height is None) != (self.width is None):
             raise ValueError("give height and width together, or neither")
-        if self.negative_prompt and (self.guidance_scale is None or self.guidance_scale <= 1):
-            raise ValueError(
-                f"negative_prompt is given, but guidance_scale is {self.guidance_scale}, which "
-                "uses none; set guidance_scale > 1 or leave negative_prompt out"
-            )
         return self
 
     @model_validator(mode="after")
