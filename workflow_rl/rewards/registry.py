@@ -23,6 +23,7 @@ REWARDS: dict[str, str] = {
     "dynamic_degree": "workflow_rl.rewards.motion:DynamicDegree",
     "first_frame_consistency": "workflow_rl.rewards.feature_consistency:FirstFrameConsistency",
     "frame_change": "workflow_rl.rewards.frame_change:FrameChange",
+    "hpsv3": "workflow_rl.rewards.hpsv3:HPSv3",
     "jpeg_size": "workflow_rl.rewards.jpeg_size:JpegSize",
     "motion_amount": "workflow_rl.rewards.motion:MotionAmount",
     "motion_smoothness": "workflow_rl.rewards.motion:MotionSmoothness",
@@ -30,6 +31,7 @@ REWARDS: dict[str, str] = {
     "sharpness": "workflow_rl.rewards.sharpness:Sharpness",
     "subject_consistency": "workflow_rl.rewards.feature_consistency:SubjectConsistency",
     "temporal_flickering": "workflow_rl.rewards.temporal_flickering:TemporalFlickering",
+    "videoalign": "workflow_rl.rewards.videoalign:VideoAlign",
 }
 
 

@@ -138,7 +138,7 @@ def load_strict(module: nn.Module, state: Mapping[str, Tensor], source: object) 
         One is missing, too many, of another shape, or not finite.
     """
     wanted = module.state_dict()
-    _refuse_keys(wanted.keys() - state.keys(), state.keys() - wanted.keys(), module, source)
+    refuse_keys(wanted.keys() - state.keys(), state.keys() - wanted.keys(), module, source)
     for name, tensor in state.items():
         if tensor.shape != wanted[name].shape:
             raise UserError(
@@ -179,7 +179,7 @@ def load_pretrained(
         {name for name in report[kind] if not ignored.search(name)}
         for kind in ("missing_keys", "unexpected_keys")
     )
-    _refuse_keys(missing, unexpected, model, source)
+    refuse_keys(missing, unexpected, model, source)
     check_finite(model, source)
     return model.eval().requires_grad_(False)
 
@@ -207,9 +207,10 @@ def check_finite(module: nn.Module, source: object) -> None:
                 raise UserError(f"{source}: the weight {name} is not finite: download it again")
 
 
-def _refuse_keys(
+def refuse_keys(
     missing: Iterable[str], unexpected: Iterable[str], module: nn.Module, source: object
 ) -> None:
+    """Raise a UserError that names the first tensors that are missing or too many, if any are."""
     for names, fault in ((sorted(missing), "lacks"), (sorted(unexpected), "has too many")):
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
