@@ -11,9 +11,11 @@ import torch
 from diffusers import FluxPipeline
 
 from tests.models.contract import PROMPTS, FamilyCase, FamilyContract, StockCall
+from tests.models.lora_contract import LoRAContract
 from tests.tiny_models import save_flux
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance, load_card
+from workflow_rl.loop.schedule import euler_sigmas
 from workflow_rl.models import build_card, build_flux_t2i_card
 from workflow_rl.request import TaskType, make_request
 
@@ -36,18 +38,29 @@ def _stock(call: StockCall) -> torch.Tensor:
     return image
 
 
-class TestFluxDev(FamilyContract):
+LORA_LAYERS = 15
+"""One double block: 8 projections of attention, 4 of feed-forward; one single block: 3."""
+
+
+class TestFluxDev(FamilyContract, LoRAContract):
+    """Embedded guidance, dynamic shift. Not square, so that rows and columns differ."""
+
+    lora_layers = LORA_LAYERS
     case = FamilyCase(
         name="flux-dev",
         task="t2i",
         save=partial(save_flux, guidance_embeds=True, dynamic_shift=True),
         pipeline_class=FluxPipeline,
         stock=_stock,
+        width=48,
         guidances=({}, {"guidance_scale": 2.5}),
     )
 
 
-class TestFluxSchnell(FamilyContract):
+class TestFluxSchnell(FamilyContract, LoRAContract):
+    """No guidance input, static shift of 1; classifier-free guidance is the pipeline's true_cfg."""
+
+    lora_layers = LORA_LAYERS
     case = FamilyCase(
         name="flux-schnell",
         task="t2i",
@@ -72,6 +85,28 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def instance(folder: Path) -> ModelInstance:
     return load_card(build_flux_t2i_card(folder))
+
+
+def test_schedule_of_a_1024_px_image(instance: ModelInstance) -> None:
+    """Which has 64 tokens a side; values of the published schedulers."""
+    adapter = instance.adapter
+    dev = adapter.modules["transformer"].config.guidance_embeds
+    steps = 28 if dev else 4
+    side = 64 * adapter.grid.height
+    request = make_request("t2i", PROMPTS[0], height=side, width=side, num_inference_steps=steps)
+    sigmas = euler_sigmas(adapter.schedule(adapter.resolve(request)), steps).tolist()
+    assert sigmas[:2] == pytest.approx([1.0, 0.98841] if dev else [1.0, 0.75], abs=6e-6)
+    assert sigmas[-3:] == pytest.approx(
+        [0.19545, 0.10472, 0.0] if dev else [0.5, 0.25, 0.0], abs=6e-6
+    )
+
+
+def test_embedded_guidance_is_the_published_scale_where_none_is_asked_for(
+    instance: ModelInstance,
+) -> None:
+    dev = instance.adapter.modules["transformer"].config.guidance_embeds
+    params = instance.adapter.resolve(make_request("t2i", PROMPTS[0]))
+    assert params.guidance_scale == (3.5 if dev else 1.0)
 
 
 def test_folder_of_another_family_is_refused(tmp_path: Path) -> None:
