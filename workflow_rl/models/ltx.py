@@ -1,8 +1,9 @@
-"""LTX-Video image-to-video: ``LTXImageToVideoPipeline`` folders (0.9.0 and 0.9.1).
+"""LTX-Video image-to-video: ``LTXImageToVideoPipeline`` folders, and ``LTXConditionPipeline`` ones.
 
-``LTXPipeline`` folders hold the same components and are loaded as what takes a first frame. The
-stock modules and the stock pipeline's own text encoding and packing are used as they are; this file
-states LTX's conventions to the shared loop.
+The second class is that of 0.9.5 and later. ``LTXPipeline`` folders hold the components of the
+first, and are loaded as what takes a first frame. The stock modules and the stock pipelines' own
+text encoding and packing are used as they are; this file states LTX's conventions to the shared
+loop.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from workflow_rl.card import ModelCard
+from workflow_rl.card import ModelCard, read_model_index
 from workflow_rl.enums import MediaKind
 from workflow_rl.models.adapter import PipelineAdapter, batch_timestep, describe
 from workflow_rl.models.common import Conditioning, ScheduleSpec, linear_sigmas
@@ -138,6 +139,36 @@ class LTXAdapter(PipelineAdapter):
         return torch.cat([decode_one(vae, row[None]) for row in scaled])
 
 
+class LTXConditionAdapter(LTXAdapter):
+    """LTX-Video 0.9.5 and later for the denoising loop, with the image as its one condition.
+
+    It differs in the schedule, in the longer texts, and in positions: a token is where its frames
+    begin, so that the first latent frame, of one frame, is as long as it is.
+
+    The stock pipeline adds fresh noise to the image's latents before each step
+    (``image_cond_noise_scale``, 0.15). Here they stay as they are (a scale of 0): a step is then a
+    function of its state, without which a recomputed log-prob could not equal the captured one.
+    """
+
+    pipeline_class = "LTXConditionPipeline"
+    max_text_tokens = 256
+
+    def schedule(self, params: DiffusionParams) -> ScheduleSpec:
+        from diffusers.pipelines.ltx.pipeline_ltx_condition import linear_quadratic_schedule
+
+        sigmas = linear_quadratic_schedule(params.num_inference_steps)
+        return ScheduleSpec(self.scheduler.config, sigmas=tuple(sigmas.tolist()))
+
+    def positions(self, latents: torch.Tensor, params: DiffusionParams) -> dict[str, Any]:
+        pipe, grid = self.pipeline, self.grid
+        ids = pipe._prepare_video_ids(
+            len(latents), *self.latent_grid(params), device=latents.device
+        )
+        coords_B3N = pipe._scale_video_ids(ids, grid.height, grid.frames).float()
+        coords_B3N[:, 0] /= FRAME_RATE
+        return {"video_coords": coords_B3N}
+
+
 def _vae_generator() -> torch.Generator:
     """Return a CPU generator at its start: the same noise on every device."""
     return torch.Generator().manual_seed(VAE_SEED)
@@ -167,11 +198,13 @@ def build_ltx_i2v_card(path: str | Path) -> ModelCard:
     Parameters
     ----------
     path
-        An ``LTXImageToVideoPipeline`` or ``LTXPipeline`` folder.
+        An ``LTXImageToVideoPipeline``, ``LTXPipeline`` or ``LTXConditionPipeline`` folder.
 
     Raises
     ------
     UserError
         If the folder is missing or holds something else.
     """
+    if read_model_index(path).get("_class_name") == LTXConditionAdapter.pipeline_class:
+        return describe(path, LTXConditionAdapter)
     return describe(path, LTXAdapter)
