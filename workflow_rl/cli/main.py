@@ -14,6 +14,7 @@ from workflow_rl.cli.evaluate import evaluate
 from workflow_rl.cli.export import export
 from workflow_rl.cli.generate import generate
 from workflow_rl.cli.kernels import list_kernels
+from workflow_rl.cli.plan import plan
 from workflow_rl.cli.pretrain_tiny import pretrain_tiny
 from workflow_rl.cli.report import report
 from workflow_rl.cli.train import resume, train
@@ -85,6 +86,7 @@ app.command("evaluate")(evaluate)
 app.command("report")(report)
 app.command("export")(export)
 app.command("kernels")(list_kernels)
+app.command("plan")(plan)
 app.command("pretrain-tiny")(pretrain_tiny)
 
 

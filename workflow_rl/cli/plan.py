@@ -1,0 +1,139 @@
+"""``workflow-rl plan``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from workflow_rl.cli.preflight import embedded_folder, read_prompts
+from workflow_rl.config import RunConfig, load_config
+from workflow_rl.errors import UserError
+from workflow_rl.planning.architecture import Architecture, find_architecture
+
+if TYPE_CHECKING:
+    from workflow_rl.planning.advice import Advice
+    from workflow_rl.planning.run import RunNumbers
+
+H100_TFLOPS = 989.0
+"""Dense bfloat16 peak of an H100 SXM (NVIDIA's data sheet)."""
+
+
+def plan(
+    config_path: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="Configuration in YAML.", show_default=False)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Changes to the configuration: dotted key, value in YAML.",
+            show_default=False,
+        ),
+    ] = None,
+    gpus: Annotated[int, typer.Option("--gpus", help="GPUs, each with the whole chain.")] = 1,
+    gpu_memory: Annotated[
+        float, typer.Option("--gpu-memory", help="Memory of a GPU in GB (10⁹ bytes).")
+    ] = 80.0,
+    peak_tflops: Annotated[
+        float,
+        typer.Option("--peak-tflops", help="Peak speed of a GPU in the stages' dtype, TFLOPS."),
+    ] = H100_TFLOPS,
+    utilisation: Annotated[
+        float, typer.Option("--utilisation", help="Part of the peak speed that is reached.")
+    ] = 0.4,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Count what a run needs before any weight is there: parameters, memory, time.
+
+    **Examples**
+
+    ```
+    workflow-rl plan configs/flux_wan.yaml --gpus 8 --gpu-memory 80
+    workflow-rl plan configs/sd35_wan_ti2v.yaml --gpu-memory 80
+    workflow-rl plan my_chain.yaml stages.i2v.num_frames=81 --utilisation 0.3 --json
+    ```
+
+    The models are built on PyTorch's meta device, where tensors have shapes and no values, and
+    every operation is counted. A model is a diffusers folder (its JSON files are enough), or the
+    name of one whose architecture ships with the package. What does not fit comes with the keys to
+    change, each counted. Takes up to a minute.
+    """
+    _check_options(gpus, gpu_memory, peak_tflops, utilisation)
+    config = load_config(config_path, overrides or [])
+    architectures = {
+        name: find_architecture(
+            embedded_folder(stage.task) if stage.model is None else stage.model,
+            f"stages.{name}.model",
+        )
+        for name, stage in config.stages.items()
+    }
+    num_prompts, notes = _count_prompts(config.data.prompts, config)
+    evaluated = num_prompts
+    if config.data.eval_prompts is not None:
+        evaluated, more = _count_prompts(config.data.eval_prompts, config)
+        notes += more
+    if gpus > config.data.prompts_per_iteration:
+        notes.append(
+            f"data.prompts_per_iteration is {config.data.prompts_per_iteration}: "
+            f"of {gpus} GPUs the others would wait"
+        )
+    numbers, advice = _count(
+        config,
+        architectures,
+        (num_prompts, evaluated),
+        (gpus, gpu_memory, peak_tflops, utilisation),
+    )
+    from workflow_rl.cli.plan_view import as_dict, show
+
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(as_dict(numbers, advice, notes), indent=1))
+    else:
+        show(Console(), numbers, advice, notes)
+
+
+def _check_options(gpus: int, gpu_memory: float, peak_tflops: float, utilisation: float) -> None:
+    if gpus < 1:
+        raise UserError(f"--gpus is {gpus}; give at least 1")
+    for name, value in (("--gpu-memory", gpu_memory), ("--peak-tflops", peak_tflops)):
+        if not 0 < value < float("inf"):
+            raise UserError(f"{name} is {value:g}; give a number above 0")
+    if not 0 < utilisation <= 1:
+        raise UserError(f"--utilisation is {utilisation:g}; give a part of 1, such as 0.4")
+
+
+def _count_prompts(path: Path, config: RunConfig) -> tuple[int, list[str]]:
+    """Return the distinct prompts of a file; where it is not there yet, those of an iteration."""
+    if path.exists():
+        return len(read_prompts(path, config.stages)), []
+    count = config.data.prompts_per_iteration
+    return count, [f"{path} is not there; counted with {count} prompts in the run"]
+
+
+def _count(
+    config: RunConfig,
+    architectures: dict[str, Architecture],
+    prompts: tuple[int, int],
+    hardware: tuple[int, float, float, float],
+) -> tuple[RunNumbers, Advice | None]:
+    """Count the run, and where it does not fit, what to change."""
+    from rich.status import Status
+
+    with Status("loading PyTorch", console=Console(stderr=True)) as status:
+        from workflow_rl.planning.advice import advise
+        from workflow_rl.planning.run import GIGABYTE, Hardware, Planner
+
+        gpus, gpu_memory, peak_tflops, utilisation = hardware
+        machine = Hardware(gpus, int(gpu_memory * GIGABYTE), peak_tflops, utilisation)
+        planner = Planner(
+            architectures, *prompts, on_stage=lambda name: status.update(f"counting {name}")
+        )
+        numbers = planner.count(config, machine)
+        if numbers.fits:
+            return numbers, None
+        status.update("looking for what would fit")
+        return numbers, advise(planner, config, machine, numbers)
