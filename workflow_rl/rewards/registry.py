@@ -32,6 +32,7 @@ REWARDS: dict[str, str] = {
     "subject_consistency": "workflow_rl.rewards.feature_consistency:SubjectConsistency",
     "temporal_flickering": "workflow_rl.rewards.temporal_flickering:TemporalFlickering",
     "videoalign": "workflow_rl.rewards.videoalign:VideoAlign",
+    "vlm_judge": "workflow_rl.rewards.vlm_judge:VlmJudge",
 }
 
 

@@ -149,7 +149,8 @@ def video_frames(video_CTHW: Tensor, video_fps: float, fps: float) -> Tensor:
     """The frames that the network sees, on its grid (bicubic), uint8 ``[T, 3, H, W]``."""
     positions = frame_positions(video_CTHW.shape[1], video_fps, fps)
     frames_TCHW = to_uint8(video_CTHW[:, positions].movedim(1, 0))
-    size = smart_resize(*frames_TCHW.shape[2:], MIN_PIXELS, MAX_PIXELS)
+    height, width = frames_TCHW.shape[2:]
+    size = smart_resize(height, width, MIN_PIXELS, MAX_PIXELS)
     return resize_uint8(frames_TCHW, size, "bicubic", antialias=True)
 
 

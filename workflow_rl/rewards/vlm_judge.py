@@ -1,0 +1,256 @@
+"""A vision-language model as a judge, behind any server that speaks OpenAI's API."""
+
+import base64
+import io
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+
+from workflow_rl.errors import UserError
+from workflow_rl.rewards.base import AcceptedKind, RewardBatch, RewardScores, one_line
+from workflow_rl.rewards.judge_answers import Token, answer_schema, expected_labels, parse_answer
+from workflow_rl.rewards.pixels import to_pil
+from workflow_rl.rewards.weights import Lazy, import_extra
+
+CRITERIA = {
+    "alignment": "Does it show what the text asks for: subjects, attributes, actions, setting?",
+    "quality": "Is every frame clear, natural and free of artefacts?",
+    "motion": "Is the motion smooth, physically plausible and more than none?",
+}
+RUBRIC = (
+    "You judge media made by a generative model from a text. Judge each criterion on its own, by "
+    "what you see, with a whole number from {lowest} (worst) to {highest} (best).\n{criteria}\n"
+    "Answer with JSON only: one number for each criterion."
+)
+TOP_LOGPROBS = 20
+"""The most that servers allow."""
+
+
+class VlmJudge:
+    """Mean grade of a vision-language model over the criteria, in [0, 1]; higher is better.
+
+    The model sees the prompt and ``frames`` frames, evenly spaced, as images, and answers in JSON
+    with a grade for each criterion. Each criterion is a component, in [0, 1]. An answer of any
+    other form, or none, fails its sample.
+
+    Parameters
+    ----------
+    model : str or None
+        Its name at the server; required.
+    base_url : str
+        Of the server, with ``/v1``.
+    criteria : mapping of str to str or None
+        Name (small letters and ``_``) and question of each. None: alignment, quality and motion.
+    method : {"logprob", "average"}
+        ``logprob``: the expected grade under the model's token probabilities, from one answer at
+        temperature 0 (after G-Eval, Liu et al. 2023, arXiv 2303.16634). ``average``: the mean over
+        ``samples`` answers at ``temperature``; for servers that give no probabilities.
+    lowest, highest : int
+        Grades, single digits.
+    frames, max_side : int
+        Frames shown of a video; the longer side of each in pixels, at most.
+    rubric : str or None
+        The system message, in which ``{lowest}``, ``{highest}`` and ``{criteria}`` are filled in;
+        None: a plain one.
+    api_key_env : str
+        Environment variable with the key; unset means that the server asks for none.
+    concurrency, retries : int
+        Requests in flight; repeats of one after time-outs, lost connections and statuses 408, 409,
+        429 and 5xx, with jittered back-off.
+    request_timeout_s : float
+        Of one request. The term's own ``timeout_s`` limits a whole batch, repeats included.
+    use_proxy : bool
+        Go through the proxy that the environment names.
+    extra_body : mapping or None
+        Further keys of the request, such as ``chat_template_kwargs``.
+    """
+
+    name = "vlm_judge"
+    media_kind: AcceptedKind = "any"
+
+    def __init__(
+        self,
+        model: str | None = None,
+        base_url: str = "http://localhost:8000/v1",
+        criteria: Mapping[str, str] | None = None,
+        method: Literal["logprob", "average"] = "logprob",
+        samples: int = 4,
+        temperature: float = 0.7,
+        lowest: int = 1,
+        highest: int = 5,
+        frames: int = 8,
+        max_side: int = 512,
+        rubric: str | None = None,
+        api_key_env: str = "OPENAI_API_KEY",
+        concurrency: int = 16,
+        retries: int = 3,
+        request_timeout_s: float = 60.0,
+        use_proxy: bool = False,
+        extra_body: Mapping[str, object] | None = None,
+    ) -> None:
+        self.criteria = dict(CRITERIA if criteria is None else criteria)
+        if not self.criteria or not all(re.fullmatch("[a-z_]+", name) for name in self.criteria):
+            raise UserError(
+                f"criteria are called {', '.join(self.criteria) or 'nothing'}: name one or more in "
+                f"small letters and _"
+            )
+        if method not in ("logprob", "average"):
+            raise UserError(f"method is {method!r}: give logprob or average")
+        if not 0 <= lowest < highest <= 9:
+            raise UserError(
+                f"grades go from {lowest} to {highest}: give single digits, low to high"
+            )
+        for key, value in {
+            "samples": samples,
+            "frames": frames,
+            "concurrency": concurrency,
+        }.items():
+            if value < 1:
+                raise UserError(f"{key} is {value}: give a number above 0")
+        self.labels = range(lowest, highest + 1)
+        self.model = model
+        self.base_url = base_url
+        self.method = method
+        self.samples = samples
+        self.temperature = temperature
+        self.frames = frames
+        self.max_side = max_side
+        self.rubric = RUBRIC if rubric is None else rubric
+        self.api_key_env = api_key_env
+        self.concurrency = concurrency
+        self.retries = retries
+        self.request_timeout_s = request_timeout_s
+        self.use_proxy = use_proxy
+        self.extra_body = dict(extra_body or {})
+        self.client = Lazy(self._connect)
+
+    def load(self) -> None:
+        """Connect to the server."""
+        self.client.get()
+
+    def _connect(self) -> Any:
+        """A client of a server that answers and accepts the key."""
+        if not self.model:
+            raise UserError("vlm_judge needs args.model: the model's name at the server")
+        openai = import_extra("openai", "judge")
+        client = openai.OpenAI(
+            base_url=self.base_url,
+            api_key=os.environ.get(self.api_key_env) or "none",
+            timeout=self.request_timeout_s,
+            max_retries=self.retries,
+            http_client=openai.DefaultHttpxClient(trust_env=self.use_proxy),
+        )
+        try:
+            client.models.list()
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            raise UserError(
+                f"{self.base_url} refuses the key in {self.api_key_env}: {one_line(error)[:200]}"
+            ) from error
+        except openai.APIConnectionError as error:
+            raise UserError(
+                f"{self.base_url} does not answer ({one_line(error)[:200]}): start the server, or "
+                f"set args.base_url"
+            ) from error
+        except openai.APIError:
+            pass  # it answers, but lists no models: not every server does
+        return client
+
+    def __call__(self, batch: RewardBatch) -> RewardScores:
+        """Score images or videos, several at a time."""
+        rows: list[dict[str, float]] = []
+        failures: dict[int, str] = {}
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            futures = [pool.submit(self._grades, batch.row(i)) for i in range(len(batch))]
+        for index, future in enumerate(futures):
+            error = future.exception()  # whatever a foreign server made happen
+            if error is not None:
+                failures[index] = one_line(error)[:300]
+            rows.append(dict.fromkeys(self.criteria, torch.nan) if error else future.result())
+        components = {name: torch.tensor([row[name] for row in rows]) for name in self.criteria}
+        return RewardScores(torch.stack([*components.values()]).mean(0), failures, components)
+
+    def _grades(self, sample: RewardBatch) -> dict[str, float]:
+        """Grades of one sample, in [0, 1], by criterion."""
+        by_logprob = self.method == "logprob"
+        ask = {"temperature": 0.0, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
+        reply = self.client.get().chat.completions.create(
+            model=self.model,
+            messages=self._messages(sample),
+            response_format={
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "grades",
+                    "strict": True,
+                    "schema": answer_schema(list(self.criteria), self.labels),
+                },
+            },
+            seed=0,
+            extra_body=self.extra_body,
+            **(ask if by_logprob else {"temperature": self.temperature, "n": self.samples}),
+        )
+        wanted = 1 if by_logprob else self.samples
+        choices = list(reply.choices or ())
+        if len(choices) != wanted:
+            raise ValueError(f"the judge gave {len(choices)} answers of {wanted}")
+        read = self._expected if by_logprob else self._written
+        answers = [read(choice) for choice in choices]
+        span = self.labels[-1] - self.labels[0]
+        return {
+            name: (sum(answer[name] for answer in answers) / wanted - self.labels[0]) / span
+            for name in self.criteria
+        }
+
+    def _written(self, choice: Any) -> dict[str, float]:
+        return parse_answer(choice.message.content, list(self.criteria), self.labels)
+
+    def _expected(self, choice: Any) -> dict[str, float]:
+        if choice.logprobs is None or not choice.logprobs.content:
+            raise ValueError("the server gave no token probabilities: use method average")
+        tokens = [
+            Token(item.token, [(other.token, other.logprob) for other in item.top_logprobs])
+            for item in choice.logprobs.content
+        ]
+        return expected_labels(tokens, list(self.criteria), self.labels)
+
+    def _messages(self, sample: RewardBatch) -> list[dict[str, Any]]:
+        """What the judge is told and shown."""
+        questions = "\n".join(f"- {name}: {text}" for name, text in self.criteria.items())
+        rubric = self.rubric
+        for place, filling in (
+            ("{lowest}", str(self.labels[0])),
+            ("{highest}", str(self.labels[-1])),
+            ("{criteria}", questions),
+        ):
+            rubric = rubric.replace(place, filling)
+        shown: list[dict[str, Any]] = [
+            {"type": "image_url", "image_url": {"url": data_url(image, self.max_side)}}
+            for image in self._pictures(sample)
+        ]
+        what = "the image" if sample.media_kind == "image" else "frames of the video, in order"
+        text = f"The text: {sample.prompts[0]}\nBelow: {what}."
+        return [
+            {"role": "system", "content": rubric},
+            {"role": "user", "content": [{"type": "text", "text": text}, *shown]},
+        ]
+
+    def _pictures(self, sample: RewardBatch) -> list[Image.Image]:
+        """The image, or evenly spaced frames with the first and the last."""
+        if sample.media_kind == "image":
+            return to_pil(sample.media)
+        length = sample.media.shape[2]
+        count = min(self.frames, length)
+        positions = torch.linspace(0, length - 1, count).round().long()
+        return to_pil(sample.media[0][:, positions].movedim(1, 0))
+
+
+def data_url(image: Image.Image, max_side: int) -> str:
+    """An image as a ``data:`` URL of a JPEG whose longer side is at most ``max_side``."""
+    image.thumbnail((max_side, max_side), Image.Resampling.BICUBIC)
+    file = io.BytesIO()
+    image.save(file, format="JPEG", quality=95)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
