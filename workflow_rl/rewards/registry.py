@@ -18,16 +18,21 @@ if TYPE_CHECKING:
 
 # name -> class, imported when used. A new reward is one file and one line here.
 REWARDS: dict[str, str] = {
+    "aesthetic": "workflow_rl.rewards.aesthetic:Aesthetic",
+    "clipscore": "workflow_rl.rewards.clip_scores:ClipScore",
     "constant": "workflow_rl.rewards.constant:ConstantReward",
     "directed_motion": "workflow_rl.rewards.directed_motion:DirectedMotion",
     "dynamic_degree": "workflow_rl.rewards.motion:DynamicDegree",
     "first_frame_consistency": "workflow_rl.rewards.feature_consistency:FirstFrameConsistency",
     "frame_change": "workflow_rl.rewards.frame_change:FrameChange",
+    "hpsv2": "workflow_rl.rewards.hpsv2:HPSv2",
     "hpsv3": "workflow_rl.rewards.hpsv3:HPSv3",
+    "imagereward": "workflow_rl.rewards.image_reward:ImageReward",
     "jpeg_size": "workflow_rl.rewards.jpeg_size:JpegSize",
     "motion_amount": "workflow_rl.rewards.motion:MotionAmount",
     "motion_smoothness": "workflow_rl.rewards.motion:MotionSmoothness",
     "ocr": "workflow_rl.rewards.ocr:OcrTextMatch",
+    "pickscore": "workflow_rl.rewards.clip_scores:PickScore",
     "sharpness": "workflow_rl.rewards.sharpness:Sharpness",
     "subject_consistency": "workflow_rl.rewards.feature_consistency:SubjectConsistency",
     "temporal_flickering": "workflow_rl.rewards.temporal_flickering:TemporalFlickering",
