@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline
 
 from tests.models.contract import FamilyCase, FamilyContract
@@ -12,8 +14,14 @@ from tests.models.lora_contract import LoRAContract
 from tests.models.test_wan import FRAMES, stock_wan
 from tests.tiny_models.wan import save_wan, uni_pc
 from workflow_rl.card import ModelCard
-from workflow_rl.instance import ModelInstance
-from workflow_rl.request import DiffusionParams
+from workflow_rl.instance import ModelInstance, load_card
+from workflow_rl.loop.window import SDEWindow
+from workflow_rl.models import build_card, build_flux_t2i_card
+from workflow_rl.request import DiffusionParams, TaskType
+from workflow_rl.rewards.registry import build_rewards
+from workflow_rl.training.checkpoint import load_checkpoint, save_checkpoint
+from workflow_rl.training.methods.workflow_rl import WorkflowRLMethod, build_workflow_rl
+from workflow_rl.training.weight_sync import WeightRole
 
 EXPERTS = ("transformer", "transformer_2")
 
@@ -47,3 +55,82 @@ class TestWanA14B(FamilyContract, LoRAContract):
         self, instance: ModelInstance, timestep: float, expert: int
     ) -> None:
         assert instance.adapter.policy_at(timestep, DiffusionParams()) == EXPERTS[expert]
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    folder = tmp_path_factory.mktemp("experts") / "wan"
+    save_wan(folder, image_encoder=False, boundary_ratio=0.9)
+    return build_card(folder, TaskType.I2V)
+
+
+def _method(card: ModelCard) -> WorkflowRLMethod:
+    """Of three steps at 1000, 751 and 9, iteration 0 trains on the first, 1 on the second."""
+    return build_workflow_rl(
+        build_flux_t2i_card(),
+        card,
+        reward=build_rewards([{"name": "frame_change"}]),
+        num_samples_per_prompt=1,
+        num_videos_per_image=3,
+        credit="shared",
+        normalisation="batch",
+        rollout_steps=3,
+        sde_window=SDEWindow("sliding", size=1),
+        i2v_lr=1e-3,
+        beta=0.0,
+        ema_decay=0.5,
+        train_t2i=False,
+        i2v_params=DiffusionParams(num_frames=FRAMES),
+    )
+
+
+def _train(method: WorkflowRLMethod, iteration: int) -> set[str]:
+    """Train for one iteration; return the experts whose weights moved."""
+    before = {name: tensor.clone() for name, tensor in method.state_tensors().items()}
+    method.managed_train_step({"prompts": ["a red circle"], "seeds": [0]}, iteration)
+    return {
+        expert
+        for expert in EXPERTS
+        if any(
+            not torch.equal(tensor, method.state_tensors()[name])
+            for name, tensor in before.items()
+            if name.startswith(f"i2v/weights/{expert}.")
+        )
+    }
+
+
+def test_a_checkpoint_between_the_experts_resumes_to_the_bit(
+    card: ModelCard, tmp_path: Path
+) -> None:
+    """One expert has been stepped when it is written, the other has not."""
+    method = _method(card)
+    assert _train(method, 0) == {"transformer"}
+    path = save_checkpoint(tmp_path, 0, method.state_tensors(), method.state_values(), keep=1)
+    assert _train(method, 1) == {"transformer_2"}
+    _, tensors, values = load_checkpoint(path)
+    again = _method(card)
+    again.load_state(tensors, values)
+    assert _train(again, 1) == {"transformer_2"}
+    assert again.state_values() == method.state_values()
+    ours, theirs = again.state_tensors(), method.state_tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    for expert in EXPERTS:
+        for kind in ("weights", "ema", "optim"):
+            assert any(name.startswith(f"i2v/{kind}/{expert}.") for name in ours)
+
+
+def test_a_publication_carries_both_experts(card: ModelCard) -> None:
+    method = _method(card)
+    for iteration in range(2):
+        _train(method, iteration)
+    policy = method.policies[1]
+    target = load_card(card)
+    publication = policy.publish(WeightRole.STUDENT, target)
+    assert publication.components == EXPERTS
+    for expert in EXPERTS:
+        assert target.version_of(expert) == publication.version
+        assert policy.student.version_of(expert) == policy.version
+        sent = policy.student.component(expert).state_dict()
+        received = target.component(expert).state_dict()
+        assert all(torch.equal(tensor, received[name]) for name, tensor in sent.items())
