@@ -12,6 +12,8 @@ import torch
 
 TOWARDS = {"left": (-1.0, 0.0), "right": (1.0, 0.0), "up": (0.0, -1.0), "down": (0.0, 1.0)}
 """Last word of a caption → direction (x, y), y downwards."""
+GROUND = 0.4
+"""What is darker than this is ground."""
 
 
 def room_to_move(
@@ -32,7 +34,7 @@ def room_to_move(
         0 (at that edge) to 1 (at the opposite one), 0.5 in the middle; None for a caption that
         names no direction, or an image without light.
     """
-    light_BHW = images.amax(1).square()
+    light_BHW = (images.amax(1) - GROUND).clamp_min(0.0)
     height, width = light_BHW.shape[1:]
     total_B = light_BHW.sum((1, 2))
     x_B = (light_BHW.sum(1) * torch.linspace(-0.5, 0.5, width)).sum(1) / total_B
