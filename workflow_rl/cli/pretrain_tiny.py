@@ -15,7 +15,7 @@ def pretrain_tiny(
     ] = Path("outputs/embedded"),
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the pre-training.")] = 0,
 ) -> None:
-    """Pre-train the embedded pair of models from scratch on the drawn world (an hour or more on two cores).
+    """Pre-train the embedded pair of models on the drawn world (an hour or more on two cores).
 
     Stopped, it goes on where it was when called again. This is how the pair that ships with the
     project was made; its recipe, time and losses are in each model folder's README.
