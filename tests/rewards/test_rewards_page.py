@@ -1,0 +1,69 @@
+"""docs/rewards.md says of each reward what its class says."""
+
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from workflow_rl.rewards.registry import REWARDS, build_reward
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+COLUMNS = 9
+SOURCES = ("model", "tokenizer", "weights", "base", "clip", "checkpoint")
+"""Arguments whose default names what is loaded."""
+
+
+def rows() -> dict[str, list[str]]:
+    """Cells of the table by the name of the reward."""
+    table = PAGE.partition("## Table")[2].partition("\n## ")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0].strip("`"): row for row in cells}
+
+
+def test_the_table_has_every_reward_and_no_other_in_order() -> None:
+    assert list(rows()) == sorted(REWARDS)
+
+
+@pytest.mark.parametrize("name", sorted(REWARDS))
+def test_a_row_agrees_with_the_class(name: str) -> None:
+    row = rows()[name]
+    assert len(row) == COLUMNS
+    assert all(row)
+    reward = build_reward({"name": name}).reward
+    kinds = {"any": "image + video", "image": "image", "video": "video"}
+    assert row[1] == kinds[reward.media_kind]
+    for argument, parameter in inspect.signature(type(reward)).parameters.items():
+        if argument in SOURCES and isinstance(parameter.default, str):
+            assert f"`{parameter.default}`" in row[7], argument
+
+
+@pytest.mark.parametrize("name", sorted(REWARDS))
+def test_the_extra_is_one_and_is_the_one_that_the_class_asks_for(name: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extra = rows()[name][8]
+    module = sys.modules[type(build_reward({"name": name}).reward).__module__]
+    asked = set(re.findall(r'import_extra\("\w+", "(\w+)"\)', inspect.getsource(module)))
+    if "load_opencv" in vars(module):
+        asked.add("flow")
+    assert asked == ({extra.strip("`")} if extra != "–" else set())
+    assert asked <= set(project["project"]["optional-dependencies"])
+
+
+def test_the_script_of_the_page_converts_a_pickle(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```python\n(.+?)```", PAGE, flags=re.DOTALL)
+    (tmp_path / "convert.py").write_text(script)
+    tied = torch.arange(6.0).view(2, 3)
+    torch.save({"state_dict": {"a": tied, "b": tied.T}}, tmp_path / "x.pt")
+    command = [sys.executable, "convert.py", "x.pt", "x.safetensors"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    found = load_file(tmp_path / "x.safetensors")
+    assert found["a"].tolist() == tied.tolist()
+    assert found["b"].tolist() == tied.T.tolist()
