@@ -15,6 +15,7 @@ from tests.models.test_wan import FRAMES, stock_wan
 from tests.tiny_models.wan import save_wan, uni_pc
 from workflow_rl.card import ModelCard
 from workflow_rl.instance import ModelInstance, load_card
+from workflow_rl.loop.schedule import flow_match_sigmas
 from workflow_rl.loop.window import SDEWindow
 from workflow_rl.models import build_card, build_flux_t2i_card
 from workflow_rl.request import DiffusionParams, TaskType
@@ -55,6 +56,26 @@ class TestWanA14B(FamilyContract, LoRAContract):
         self, instance: ModelInstance, timestep: float, expert: int
     ) -> None:
         assert instance.adapter.policy_at(timestep, DiffusionParams()) == EXPERTS[expert]
+
+    @pytest.mark.parametrize(
+        ("shift", "steps", "uni_pc_steps", "euler_steps"),
+        [(3.0, 10, 3, 3), (3.0, 40, 11, 10), (5.0, 10, 4, 4), (5.0, 40, 15, 14)],
+    )
+    def test_the_first_experts_share_of_the_published_schedules(
+        self,
+        instance: ModelInstance,
+        shift: float,
+        steps: int,
+        uni_pc_steps: int,
+        euler_steps: int,
+    ) -> None:
+        scheduler = uni_pc(shift)
+        scheduler.set_timesteps(steps)
+        euler = flow_match_sigmas(steps, shift=shift)[:-1] * 1000
+        for timesteps, expected in ((scheduler.timesteps, uni_pc_steps), (euler, euler_steps)):
+            experts = [instance.adapter.policy_at(t, DiffusionParams()) for t in timesteps.tolist()]
+            assert experts.count(EXPERTS[0]) == expected
+            assert experts[:expected] == [EXPERTS[0]] * expected
 
 
 @pytest.fixture(scope="module")
