@@ -180,6 +180,12 @@ def test_a_step_that_moves_nothing_fails_at_the_first_update(
         make_method(t2i_lora=lora, t2i_lr=1e-50).managed_train_step(BATCH, 0)
 
 
+def test_an_update_too_small_to_change_the_output_fails(make_lora_method: MakeMethod) -> None:
+    """B goes from 0 to 1e-30: a weight has changed, but what it adds rounds to nothing."""
+    with pytest.raises(TrainsNothingError, match=r"'t2i'.* not the output .*raise optimizer\.lr"):
+        make_lora_method(t2i_lr=1e-30).managed_train_step(BATCH, 0)
+
+
 def test_a_constant_reward_only_delays_the_check(
     make_lora_method: MakeMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:

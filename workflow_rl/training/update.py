@@ -127,6 +127,8 @@ def update_stage(
     ------
     C2Error
         Before any update, if the recomputed log-probs differ by more than the tolerance.
+    TrainsNothingError
+        After the first update of a run, if it trained nothing.
     """
     name = policy.name
     result = StageUpdate(metrics=_metrics(StepStatistics(), 0.0, name))
@@ -141,7 +143,10 @@ def update_stage(
         if statistics.count == 0:
             break
         components = {step.component for step in record.steps}
+        is_first = not policy.has_trained
         grad_norm = apply_gradients(policy, statistics, components, iteration)
+        if is_first and policy.has_trained:
+            check_output_changed(policy, record, finite)
         result.applied |= policy.skipped_in_a_row == 0
         result.pg_loss, result.ratio_mean = statistics.means()
         result.metrics |= _metrics(statistics, grad_norm, name)
@@ -309,18 +314,49 @@ def check_first_update(policy: StagePolicy, norms: Mapping[str, float], before: 
     TrainsNothingError
         If a component got no gradient, or not one bit of the served weights changed.
     """
-    trained = "lora.targets" if policy.has_lora else "train_modules"
     for component, norm in norms.items():
         if norm == 0:
             raise TrainsNothingError(
                 f"stage {policy.name!r}: the first update gave {component} a gradient of 0, so it "
-                f"trains nothing; name layers in {trained} that act on its output"
+                f"trains nothing; name layers in {_trained_key(policy)} that act on its output"
             )
     if weights_checksum(policy.parameters()) == before:
         raise TrainsNothingError(
             f"stage {policy.name!r}: the first update changed no weight that is served, with "
             f"learning rate {policy.settings.optimizer.lr:g}; raise optimizer.lr"
         )
+
+
+@torch.no_grad()
+def check_output_changed(
+    policy: StagePolicy, record: BehaviourRecord, finite: torch.Tensor
+) -> None:
+    """Fail a run whose first update leaves the served model's output as it was.
+
+    Parameters
+    ----------
+    record, finite
+        What the weights before the update made, and which samples [N] of it are finite.
+
+    Raises
+    ------
+    TrainsNothingError
+        If not one step mean of the rollout's first batch is another.
+    """
+    rows = with_stand_ins(record, finite).rows(0, policy.settings.plan.slots)
+    for recorded, now in recompute(policy.student, rows):
+        if not torch.equal(now.mean.to(recorded.mean.device), recorded.mean):
+            return
+    raise TrainsNothingError(
+        f"stage {policy.name!r}: the first update changed weights, but not the output of the model "
+        f"that is served, with learning rate {policy.settings.optimizer.lr:g}; raise optimizer.lr, "
+        f"or name layers in {_trained_key(policy)} that act on the output"
+    )
+
+
+def _trained_key(policy: StagePolicy) -> str:
+    """Return the configuration key that chooses what trains."""
+    return "lora.targets" if policy.has_lora else "train_modules"
 
 
 def _metrics(sums: StepStatistics, grad_norm: float, name: str) -> dict[str, float]:
