@@ -79,6 +79,8 @@ class DiffusionParams:
         Pixels. None: what the checkpoint declares, or the size of the conditioning image.
     num_frames
         Frames of a video; ignored by image tasks.
+    fps
+        Frames per second at which a video plays. None: the family's rate.
     max_sequence_length
         Text tokens. None: the tokenizer's ``model_max_length``, at most 512.
     sde_kind, sde_noise_scale
@@ -100,6 +102,7 @@ class DiffusionParams:
     height: int | None = None
     width: int | None = None
     num_frames: int | None = None
+    fps: float | None = None
     max_sequence_length: int | None = None
     sde_kind: str = "flow_sde"
     sde_noise_scale: float = 0.7

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from workflow_rl.cli.preflight import embedded_folder
+from workflow_rl.cli.preflight import model_folder
 from workflow_rl.cli.progress import show_message
 from workflow_rl.config.model_folder import check_model_folder
 from workflow_rl.config.run_dir import load_run_config
@@ -73,7 +73,7 @@ def export(
     config = load_run_config(run_dir)
     options = ExportOptions(stage, export_format, output, weights, iteration, dtype, key_format)
     chosen = check_options(config, options)
-    folder = embedded_folder(chosen.task) if chosen.model is None else chosen.model
+    folder = model_folder(chosen)
     family = check_model_folder(folder, f"stages.{stage}.model", chosen)
     check_key_format(family.name, options)
     from workflow_rl.export.run import export_run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from workflow_rl.cli.preflight import embedded_folder, read_prompts
+from workflow_rl.cli.preflight import model_folder, read_prompts
 from workflow_rl.config import RunConfig, load_config
 from workflow_rl.errors import UserError
 from workflow_rl.planning.architecture import Architecture, find_architecture
@@ -65,7 +65,7 @@ def plan(
     config = load_config(config_path, overrides or [])
     architectures = {
         name: find_architecture(
-            embedded_folder(stage.task) if stage.model is None else stage.model,
+            model_folder(stage),
             f"stages.{name}.model",
         )
         for name, stage in config.stages.items()

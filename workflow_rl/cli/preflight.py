@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-import workflow_rl
 from workflow_rl.config import (
     PromptRecord,
     RunConfig,
@@ -17,12 +16,10 @@ from workflow_rl.config import (
 )
 from workflow_rl.config.first_frames import FirstFrame, open_first_frames
 from workflow_rl.config.model_folder import check_model_folder
+from workflow_rl.embedded.folders import EMBEDDED_FOLDERS
 from workflow_rl.errors import UserError
 from workflow_rl.platform import FLOW_SDE_STEP, kernels
 from workflow_rl.rewards.registry import REWARDS, build_rewards, nearest
-
-EMBEDDED_FOLDERS = {"t2i": "tiny-flux-t2i", "i2v": "tiny-wan-i2v"}
-"""Task → folder of the embedded model, below ``workflow_rl/embedded/checkpoints``."""
 
 
 def check_inputs(config: RunConfig) -> None:
@@ -101,14 +98,12 @@ def check_stage_model(name: str, stage: StageConfig) -> None:
     UserError
         As `workflow_rl.config.model_folder.check_model_folder`.
     """
-    folder = embedded_folder(stage.task) if stage.model is None else stage.model
-    check_model_folder(folder, f"stages.{name}.model", stage)
+    check_model_folder(model_folder(stage), f"stages.{name}.model", stage)
 
 
-def embedded_folder(task: str) -> Path:
-    """Return the folder of the embedded model that does ``task``."""
-    package = Path(workflow_rl.__file__).parent
-    return package / "embedded" / "checkpoints" / EMBEDDED_FOLDERS[task]
+def model_folder(stage: StageConfig) -> Path:
+    """Return the folder of a stage's model; where it names none, the embedded one of its task."""
+    return EMBEDDED_FOLDERS[stage.task] if stage.model is None else stage.model
 
 
 def check_rewards_import(config: RunConfig) -> None:

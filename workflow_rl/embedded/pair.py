@@ -1,10 +1,11 @@
-"""Where the embedded checkpoints lie, and what their folders cannot say about sampling them."""
+"""The embedded models, with what their folders cannot say about sampling them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from workflow_rl.embedded.folders import EMBEDDED_FOLDERS
 from workflow_rl.request import DiffusionParams
 
 
@@ -16,7 +17,5 @@ class EmbeddedModel:
     defaults: DiffusionParams = field(default_factory=DiffusionParams)
 
 
-_CHECKPOINTS = Path(__file__).parent / "checkpoints"
-
-TINY_FLUX_T2I = EmbeddedModel(_CHECKPOINTS / "tiny-flux-t2i")
-TINY_WAN_I2V = EmbeddedModel(_CHECKPOINTS / "tiny-wan-i2v", DiffusionParams(num_frames=9))
+TINY_FLUX_T2I = EmbeddedModel(EMBEDDED_FOLDERS["t2i"])
+TINY_WAN_I2V = EmbeddedModel(EMBEDDED_FOLDERS["i2v"], DiffusionParams(num_frames=9, fps=8.0))

@@ -81,6 +81,8 @@ class PipelineAdapter(ABC):
         Negative prompt where none is given.
     default_num_frames
         Frames where none are asked for; None for images.
+    default_fps
+        Frames per second that the family's videos are made for; None for images.
     """
 
     family: ClassVar[str]
@@ -95,6 +97,7 @@ class PipelineAdapter(ABC):
     shapes_cfg: bool = False
     default_negative: str = ""
     default_num_frames: int | None = None
+    default_fps: float | None = None
 
     def __init__(self, card: ModelCard, pipeline: Any) -> None:
         self.card = card
@@ -198,6 +201,7 @@ class PipelineAdapter(ABC):
             height=height,
             width=width,
             num_frames=self.default_num_frames,
+            fps=self.default_fps,
             max_sequence_length=self.text_length(params),
         )
 

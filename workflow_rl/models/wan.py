@@ -39,6 +39,7 @@ class WanAdapter(PipelineAdapter):
     pipeline_class = "WanImageToVideoPipeline"
     media_kind = MediaKind.VIDEO
     default_num_frames = 81
+    default_fps = 16.0
 
     def encode_text(self, text: str, length: int) -> dict[str, torch.Tensor]:
         embeds, _ = self.pipeline.encode_prompt(

@@ -23,6 +23,8 @@ class WanTI2VAdapter(WanAdapter):
     sampled frames and the video are the same.
     """
 
+    default_fps = 24.0
+
     def resolve(self, request: Request) -> DiffusionParams:
         params = super().resolve(request)
         if params.num_frames == 1:
