@@ -11,6 +11,7 @@ from rich.console import Console
 
 from workflow_rl.cli.progress import LOG_FILE, format_duration, showing
 from workflow_rl.evaluation.chain import Evaluation
+from workflow_rl.runtime.driver import ProgressEvent
 
 
 def _metrics(reward: float) -> dict[str, float]:
@@ -57,6 +58,23 @@ def test_live_line_on_a_terminal(tmp_path: Path) -> None:
         listener.iteration(3, 8, _metrics(0.125))
     assert "3/8" in stream.getvalue()
     assert "reward 0.1250" in stream.getvalue()
+
+
+def test_the_live_line_shows_the_step_beside_the_last_figures(tmp_path: Path) -> None:
+    event = ProgressEvent("model", step=2, num_steps=6, batch_size=16)
+    stream, plain = io.StringIO(), io.StringIO()
+    with showing(tmp_path, Console(file=stream, force_terminal=True, width=120)) as listener:
+        listener.progress("t2i", event)
+        listener._progress.refresh()
+        assert "t2i: step 2/6 of 16 samples" in stream.getvalue()
+        listener.iteration(3, 8, _metrics(0.125))
+        listener.progress("i2v", event)
+    last = [line for line in stream.getvalue().splitlines() if "3/8" in line][-1]
+    assert "reward 0.1250" in last
+    assert "i2v: step 2/6" in last
+    with showing(tmp_path, Console(file=plain)) as listener:
+        listener.progress("t2i", event)
+    assert plain.getvalue() == ""
 
 
 def test_evaluation_leaves_failed_samples_out_and_counts_them(tmp_path: Path) -> None:

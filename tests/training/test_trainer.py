@@ -20,6 +20,7 @@ from workflow_rl.config import RunConfig, load_config
 from workflow_rl.config.run_dir import create_run_dir
 from workflow_rl.errors import UserError
 from workflow_rl.evaluation.chain import Evaluation
+from workflow_rl.runtime.driver import ProgressEvent
 from workflow_rl.serving.chain import load_chain, publish_run
 from workflow_rl.serving.evaluate import evaluate_run
 from workflow_rl.serving.generate import generate
@@ -82,6 +83,10 @@ class _StopAfter(SilentListener):
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.steps: set[tuple[str, int, int]] = set()
+
+    def progress(self, stage: str, event: ProgressEvent) -> None:
+        self.steps.add((stage, event.step, event.num_steps))
 
     def iteration(self, number: int, total: int, metrics: dict[str, float]) -> None:
         if number == self.number:
@@ -140,9 +145,34 @@ def test_a_stopped_run_resumes_to_the_same_bytes(
     whole_run: RunConfig, cards: tuple[ModelCard, ModelCard], tmp_path: Path
 ) -> None:
     config = _config(tmp_path, cards)
+    listener = _StopAfter(3)
+    assert _run(config, listener) == 3
+    assert listener.steps == {(s, n, 3) for s in ("t2i", "i2v") for n in (1, 2, 3)}
+    assert train(config, resume=True) is None
+    _assert_same_run(config, whole_run)
+
+
+def test_options_that_save_memory_change_no_number(
+    whole_run: RunConfig, cards: tuple[ModelCard, ModelCard], tmp_path: Path
+) -> None:
+    """All that is exact to the bit, over a stop and a resume."""
+    memory = (
+        "{drop_text_encoders: true, embedding_cache: true, gradient_checkpointing: true,"
+        " vae_tiling: true, attention_backend: native}"
+    )
+    options = ["training.swap_stages=true"]
+    options += [f"stages.{stage}.memory={memory}" for stage in ("t2i", "i2v")]
+    config = _config(tmp_path, cards, *options)
+    run = Run(config, SilentListener())
+    for policy in run.method.policies:
+        modules = policy.student.adapter.modules
+        assert modules["transformer"].gradient_checkpointing
+        assert modules["vae"].use_tiling
     assert _run(config, _StopAfter(3)) == 3
     assert train(config, resume=True) is None
     _assert_same_run(config, whole_run)
+    texts = 3 * len(cards)
+    assert len(list((config.output_dir / "embeddings").glob("*.safetensors"))) == texts
 
 
 @pytest.mark.parametrize("crash", [1, 3])

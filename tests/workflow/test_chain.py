@@ -15,6 +15,7 @@ from workflow_rl.config import PromptRecord
 from workflow_rl.config.first_frames import FirstFrame, find_first_frame
 from workflow_rl.enums import ExecutionProfile
 from workflow_rl.errors import UserError
+from workflow_rl.evaluation.chain import stage_media
 from workflow_rl.request import DiffusionParams, SampleId, TaskType
 from workflow_rl.runtime.driver import OnProgress, ProgressEvent
 from workflow_rl.workflow import (
@@ -48,9 +49,12 @@ def _run(
     draw: int = 0,
     seeds: list[int] = SEEDS,
     size: tuple[int, int] | None = None,
+    fps: float | None = None,
 ) -> list[StageOutput]:
     height, width = size or (None, None)
-    params = DiffusionParams(num_inference_steps=2, sde_steps=(0,), height=height, width=width)
+    params = DiffusionParams(
+        num_inference_steps=2, sde_steps=(0,), height=height, width=width, fps=fps
+    )
     return run_chain(
         workflow,
         {stage.name: fake_instance(stage.task, stage.name) for stage in workflow.stages},
@@ -135,6 +139,12 @@ def test_progress_counts_every_step_of_every_batch() -> None:
         mine = [event for event in events if event.model_id == stage]
         assert [event.step for event in mine] == [1, 2] * (samples // 4)
         assert {(event.num_steps, event.batch_size) for event in mine} == {(2, 4)}
+
+
+def test_the_frame_rate_comes_with_the_videos_to_the_rewards() -> None:
+    outputs = _run(prompts=PROMPTS[:1], fps=24.0)
+    assert [output.fps for output in outputs] == [24.0] * 3
+    assert [media.batch.fps for media in stage_media(outputs).values()] == [24.0] * 3
 
 
 VIDEOS = Workflow(

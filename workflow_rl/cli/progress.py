@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 if TYPE_CHECKING:
     from workflow_rl.evaluation.chain import Evaluation
+    from workflow_rl.runtime.driver import ProgressEvent
 
 LOG_FILE = "train.log"
 
@@ -36,6 +37,7 @@ class ConsoleListener:
         self._progress = progress
         self._log = log
         self._task: TaskID | None = None
+        self._figures = ""
         self._first: int | None = None
         self._began = time.perf_counter()
 
@@ -43,6 +45,12 @@ class ConsoleListener:
         """Show one line."""
         self._log.info(text)
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def progress(self, stage: str, event: "ProgressEvent") -> None:
+        """Show on the live line which denoising step a stage is at; elsewhere nothing."""
+        if self._console.is_terminal:
+            working = f"{stage}: step {event.step}/{event.num_steps} of {event.batch_size} samples"
+            self._update(description=f"{self._figures}  {working}".strip())
 
     def iteration(self, number: int, total: int, metrics: dict[str, float]) -> None:
         """Show that iteration ``number`` (1-based) of ``total`` is done."""
@@ -57,9 +65,14 @@ class ConsoleListener:
         if not self._console.is_terminal:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
+        self._figures = f"{figures}  {eta}"
+        self._update(completed=number, total=total, description=self._figures)
+
+    def _update(self, **fields: Any) -> None:
+        """Change the live line, which begins with the first thing to show."""
         if self._task is None:
-            self._task = self._progress.add_task("training", total=total)
-        self._progress.update(self._task, completed=number, description=f"{figures}  {eta}")
+            self._task = self._progress.add_task("training", total=None)
+        self._progress.update(self._task, **fields)
 
     def evaluation(self, number: int, evaluation: "Evaluation") -> None:
         """Show the mean reward of an evaluation after ``number`` iterations."""

@@ -63,6 +63,7 @@ def stage_media(outputs: Sequence[StageOutput]) -> dict[str, StageMedia]:
                 sample_ids=[str(request.sample) for request in output.requests],
                 media=output.media,
                 media_kind=output.media_kind.value,
+                fps=output.fps,
             ),
             parents=output.parents if position else (),
         )
@@ -83,7 +84,7 @@ def evaluate_chain(
     prompts: Sequence[PromptRecord],
     *,
     seeds_per_prompt: int,
-    on_progress: OnProgress | None = None,
+    on_progress: Callable[[str], OnProgress] | None = None,
     wake: Callable[[str], None] | None = None,
 ) -> Evaluation:
     """Sample one chain per prompt and seed without noise in the steps, and score it.
@@ -94,6 +95,8 @@ def evaluate_chain(
         Stage name to plan; its branching and stochastic steps are set aside.
     seeds_per_prompt
         Seeds 0 to this minus 1, the same for every prompt and every call.
+    on_progress
+        Gives a progress callback for a stage's name.
     wake
         Called with a stage's name before it works.
     """
@@ -111,7 +114,7 @@ def evaluate_chain(
         seeds,
         profiles={stage.name: ExecutionProfile.SERVE for stage in workflow.stages},
         draw=EVALUATION_DRAW,
-        on_progress=None if on_progress is None else lambda stage: on_progress,
+        on_progress=on_progress,
         wake=wake,
     )
     scored = score_chain(reward, outputs)

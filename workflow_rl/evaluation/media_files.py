@@ -10,16 +10,21 @@ from workflow_rl.enums import MediaKind
 from workflow_rl.media import write_mp4, write_png
 from workflow_rl.workflow import StageOutput
 
-FPS = 8.0
-"""Frames per second of the videos that are written."""
+DEFAULT_FPS = 8.0
+"""Frames per second of a video whose model tells none."""
 
 
-def write_media(folder: Path, stem: str, media: torch.Tensor, kind: MediaKind) -> Path:
-    """Write one sample as ``stem.png`` or ``stem.mp4`` in ``folder``; return the path."""
+def write_media(
+    folder: Path, stem: str, media: torch.Tensor, kind: MediaKind, fps: float | None
+) -> Path:
+    """Write one sample as ``stem.png`` or ``stem.mp4`` in ``folder``; return the path.
+
+    ``fps`` are a video's frames per second.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if kind is MediaKind.IMAGE:
         return write_png(folder / f"{stem}.png", media)
-    return write_mp4(folder / f"{stem}.mp4", media, FPS)
+    return write_mp4(folder / f"{stem}.mp4", media, fps or DEFAULT_FPS)
 
 
 def shown(media: torch.Tensor) -> torch.Tensor:
@@ -47,6 +52,7 @@ def write_first_samples(
                     f"{output.stage.name}_{row:03d}",
                     shown(output.media[row]),
                     output.media_kind,
+                    output.fps,
                 ).relative_to(run_dir)
             )
             for row in rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from workflow_rl.errors import WorkflowRLError
 from workflow_rl.evaluation.finite import finite_samples
 from workflow_rl.evaluation.media_files import write_media
 from workflow_rl.serving.chain import load_chain, publish_run, served_role
-from workflow_rl.workflow import joined_shots, run_chain
+from workflow_rl.workflow import StageOutput, joined_shots, run_chain
 
 MAX_STEM = 60
 
@@ -69,15 +69,28 @@ def generate(
                 f"stage {output.stage.name!r} made values that are not finite; "
                 "use dtype float32 or other weights"
             )
-    stem = re.sub(r"[^a-z0-9]+", "_", prompt.lower()).strip("_")[:MAX_STEM] or "sample"
-    stem = f"{stem}_seed{seed}"
+    return _write(outputs, output_dir, f"{_stem(prompt)}_seed{seed}", on_message)
+
+
+def _stem(prompt: str) -> str:
+    """Return the beginning of the files' names."""
+    return re.sub(r"[^a-z0-9]+", "_", prompt.lower()).strip("_")[:MAX_STEM] or "sample"
+
+
+def _write(
+    outputs: Sequence[StageOutput], folder: Path, stem: str, on_message: Callable[[str], None]
+) -> list[Path]:
+    """Write the first sample of each stage, and the videos as one where there are several."""
     files = [
-        write_media(output_dir, f"{stem}_{output.stage.name}", output.media[0], output.media_kind)
+        write_media(
+            folder, f"{stem}_{output.stage.name}", output.media[0], output.media_kind, output.fps
+        )
         for output in outputs
     ]
     sizes = [o.media.shape[-2:] for o in outputs if o.media_kind is MediaKind.VIDEO]
     if len(set(sizes)) > 1:
         on_message("the videos differ in size: they are not joined")
     elif len(sizes) > 1:
-        files.append(write_media(output_dir, stem, joined_shots(outputs, 0), MediaKind.VIDEO))
+        joined_CTHW = joined_shots(outputs, 0)
+        files.append(write_media(folder, stem, joined_CTHW, MediaKind.VIDEO, outputs[-1].fps))
     return files

@@ -50,7 +50,7 @@ def _sample(
     sample = output.requests[row].sample
     advantages = iteration.credit.levels[level].advantages.flatten()
     stem = f"{row:04d}_" + "_".join(map(str, sample.path))
-    media = write_media(folder, stem, shown(output.media[row]), output.media_kind)
+    media = write_media(folder, stem, shown(output.media[row]), output.media_kind, output.fps)
     leaves_per_sample = math.prod(iteration.rewards.shape[level + 2 :])
     leaves = iteration.rewards.flatten()[row * leaves_per_sample : (row + 1) * leaves_per_sample]
     node: dict[str, Any] = {

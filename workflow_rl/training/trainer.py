@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from workflow_rl.config import RunConfig, load_prompts
 from workflow_rl.config.run_dir import locked_run_dir
 from workflow_rl.evaluation.chain import Evaluation, evaluate_chain
 from workflow_rl.evaluation.media_files import write_first_samples
+from workflow_rl.runtime.driver import OnProgress, ProgressEvent
 from workflow_rl.training.build import build_method
 from workflow_rl.training.checkpoint import (
     latest_valid,
@@ -42,6 +44,10 @@ class RunListener(Protocol):
         """Take one line for the user."""
         ...
 
+    def progress(self, stage: str, event: ProgressEvent) -> None:
+        """A denoising step of a batch is done, in rollout or evaluation."""
+        ...
+
     def iteration(self, number: int, total: int, metrics: dict[str, float]) -> None:
         """Iteration ``number`` (1-based) of ``total`` is done."""
         ...
@@ -56,6 +62,9 @@ class SilentListener:
 
     def message(self, text: str) -> None:
         """Drop the line."""
+
+    def progress(self, stage: str, event: ProgressEvent) -> None:
+        """Drop the event."""
 
     def iteration(self, number: int, total: int, metrics: dict[str, float]) -> None:
         """Drop the figures."""
@@ -73,6 +82,7 @@ class Run:
         self.dir: Path = config.output_dir
         self.evaluations = IterationLog(self.dir / EVALUATIONS_FILE)
         self.method: ChainRLMethod = build_method(config)
+        self.method.on_progress = self.progress_of
         stages = list(config.stages)
         records = load_prompts(config.data.prompts, stages)
         held_out = config.data.eval_prompts
@@ -80,6 +90,10 @@ class Run:
         self.schedule = PromptSchedule(
             tuple(records), config.data.prompts_per_iteration, config.seed
         )
+
+    def progress_of(self, stage: str) -> OnProgress:
+        """Return the callback that tells the listener of a stage's steps."""
+        return partial(self.listener.progress, stage)
 
     def restore(self) -> int:
         """Load the newest whole checkpoint, forget what came after it; return its iteration.
@@ -139,6 +153,7 @@ class Run:
                 self.method.reward,
                 self.eval_prompts,
                 seeds_per_prompt=options.seeds_per_prompt,
+                on_progress=self.progress_of,
                 wake=self.method.wake,
             )
         rows = list(range(0, len(evaluation.scores), options.seeds_per_prompt))

@@ -50,7 +50,7 @@ class StageOutput:
     """What one stage made for all prompts, in tree order.
 
     ``media`` [N, ...] in [0, 1] on CPU; ``parents`` are rows of the stage before (of the prompts,
-    for the first stage).
+    for the first stage); ``fps`` is the frames per second of videos.
     """
 
     stage: WorkflowStage
@@ -59,6 +59,7 @@ class StageOutput:
     parents: tuple[int, ...]
     media: torch.Tensor
     record: BehaviourRecord | None
+    fps: float | None = None
 
 
 def conditioning_image(media: torch.Tensor, kind: MediaKind) -> torch.Tensor:
@@ -134,7 +135,10 @@ def run_chain(
             on_progress=on_progress(stage.name) if on_progress else None,
         )
         kind = instance.adapter.media_kind
-        outputs.append(StageOutput(stage, kind, tuple(requests), tuple(parents), media, record))
+        fps = instance.adapter.resolve(requests[0]).fps
+        outputs.append(
+            StageOutput(stage, kind, tuple(requests), tuple(parents), media, record, fps)
+        )
         images = [conditioning_image(sample, kind) for sample in media]
     return outputs
 
