@@ -133,8 +133,20 @@ def test_unreadable_files_are_the_users_fault(tmp_path: Path, reader: object) ->
         reader(tmp_path / "missing")
     text = tmp_path / "text"
     text.write_text("no media", encoding="utf-8")
-    with pytest.raises(UserError, match="is not a"):
+    with pytest.raises(UserError, match="is not a whole"):
         reader(text)
+    with pytest.raises(UserError, match="is not a whole"):
+        reader(tmp_path)
+
+
+def test_half_a_file_is_no_image_and_no_video(tmp_path: Path) -> None:
+    noise_CTHW = torch.rand(3, 4, 32, 32, generator=torch.Generator().manual_seed(0))
+    png = write_png(tmp_path / "a.png", noise_CTHW[:, 0])
+    mp4 = write_mp4(tmp_path / "a.mp4", noise_CTHW, 8)
+    for path, reader in ((png, read_png), (mp4, read_mp4)):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+        with pytest.raises(UserError, match=r"is not a whole (image|video): give"):
+            reader(path)
 
 
 def test_contact_sheet_shows_first_and_last_frames() -> None:

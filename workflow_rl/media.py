@@ -72,18 +72,13 @@ def read_png(path: Path) -> Tensor:
     Raises
     ------
     UserError
-        When the file is missing or no image.
+        When the file is missing or no whole image.
     """
     import torch
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
-    try:
-        with Image.open(path) as image:
-            frame_HWC = np.array(image.convert("RGB"))
-    except FileNotFoundError as error:
-        raise UserError(f"no image at {path}: check the path") from error
-    except UnidentifiedImageError as error:
-        raise UserError(f"{path} is not an image: give a PNG") from error
+    with _readable(path, "image", "a PNG"), Image.open(path) as image:
+        frame_HWC = np.array(image.convert("RGB"))
     return torch.from_numpy(frame_HWC).permute(2, 0, 1).float() / 255
 
 
@@ -149,18 +144,17 @@ def read_mp4(path: Path) -> Tensor:
     Raises
     ------
     UserError
-        When the file is missing or no video.
+        When the file is missing or no video with a frame.
     """
     import av
     import torch
 
-    try:
+    with _readable(path, "video", "an MP4"):
+        # FFmpeg's errors are ValueError or OSError; without a video stream it is an IndexError.
         with av.open(path) as container:
             frames_THWC = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    except FileNotFoundError as error:
-        raise UserError(f"no video at {path}: check the path") from error
-    except av.error.InvalidDataError as error:
-        raise UserError(f"{path} is not a video: give an MP4") from error
+        if not frames_THWC:
+            raise ValueError("it has no frame")
     return torch.from_numpy(np.stack(frames_THWC)).permute(3, 0, 1, 2).float() / 255
 
 
@@ -245,6 +239,17 @@ def contact_sheet(
     strips += [torch.ones_like(strips[0])] * (-len(strips) % columns)
     rows = [torch.cat(strips[i : i + columns], dim=2) for i in range(0, len(strips), columns)]
     return torch.cat(rows, dim=1)
+
+
+@contextmanager
+def _readable(path: Path, kind: str, give: str) -> Iterator[None]:
+    """Turn what libraries raise of a file that is missing or no ``kind`` into a UserError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(f"no {kind} at {path}: check the path") from error
+    except (OSError, ValueError, IndexError) as error:
+        raise UserError(f"{path} is not a whole {kind}: give {give}") from error
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from PIL import Image
 
 from tests.cli.conftest import Invoke
+from workflow_rl.cli.generate import DType
 from workflow_rl.config import StageConfig, load_config
 from workflow_rl.config.run_dir import create_run_dir
 
@@ -57,6 +58,50 @@ def test_generate_serves_the_chain_of_a_run(
         assert call["stages"] == dict(config.stages)
         assert call["run_dir"] == Path("run")
         assert call["image"] is None
+
+
+def test_generate_takes_size_frames_and_dtype(
+    invoke: Invoke, workspace: Path, served: list[dict[str, Any]]
+) -> None:
+    """In place of what the folders, or the run, have; the frames are the video's alone."""
+    create_run_dir(load_config("run.yaml", ["stages.i2v.num_frames=5"]))
+    asked = ("--size", "48x32", "--frames", "9", "--dtype", "bfloat16", "--steps", "2")
+    invoke("generate", "-p", "x", "--t2i", "flux", "--i2v", "wan", *asked)
+    invoke("generate", "-p", "x", "--run", "run", *asked)
+    assert len(served) == 2
+    for call in served:
+        for stage, frames in (("t2i", None), ("i2v", 9)):
+            config = call["stages"][stage]
+            assert (config.width, config.height, config.num_frames) == (48, 32, frames)
+            assert (config.dtype, config.num_inference_steps) == ("bfloat16", 2)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (("--size", "48"), "--size is '48'; give width and height in pixels, such as 832x480"),
+        (("--size", "0x32"), "--size is '0x32'"),
+        (("--size", "48x30"), "stages.t2i.height is 30, but this model makes multiples of 8"),
+        (("--size", "40x32"), "stages.i2v.width is 40, but this model makes multiples of 16"),
+        (("--frames", "10"), "stages.i2v.num_frames is 10"),
+    ],
+)
+def test_generate_refuses_what_the_models_cannot_make(
+    invoke: Invoke,
+    workspace: Path,
+    served: list[dict[str, Any]],
+    option: tuple[str, str],
+    says: str,
+) -> None:
+    ask = ("generate", "-p", "x", "--t2i", "flux", "--i2v", "wan", *option)
+    assert says in invoke(*ask).one_line_error()
+    assert served == []
+
+
+def test_dtypes_are_those_of_a_stage() -> None:
+    assert [dtype.value for dtype in DType] == list(
+        get_args(StageConfig.model_fields["dtype"].annotation)
+    )
 
 
 def test_generate_takes_a_first_frame_where_the_run_does(
