@@ -310,14 +310,8 @@ def variance_split(rewards: Tensor, level_names: Sequence[str]) -> dict[str, flo
     if len(level_names) != rewards.dim() - 1:
         raise ValueError(f"{len(level_names)} level names for rewards {tuple(rewards.shape)}")
     leaves = torch.where(rewards.isfinite(), rewards.double(), math.nan)
-    depth = len(level_names)
     valid = leaves.isfinite()
-    # means[l]: of the leaves under each sample of level l (0: all, 1: prompt, 2: first stage, ...)
-    means = [
-        masked_mean(leaves, tuple(range(level, depth + 1)), keepdim=True)
-        for level in range(depth + 1)
-    ]
-    means.append(leaves)
+    means = _level_means(leaves)
     counts = [int(mean.isfinite().sum()) for mean in means]
     size = torch.where(valid, leaves.abs(), 0.0).amax()
     squares = [
@@ -331,18 +325,42 @@ def variance_split(rewards: Tensor, level_names: Sequence[str]) -> dict[str, flo
         split[f"variance/{name}_eta2"] = _ratio(square, total)
     mean_squares = [
         _ratio(square, inner - outer)
-        for square, outer, inner in zip(squares, counts[:-1], counts[1:], strict=True)
+        for square, (outer, inner) in zip(squares, itertools.pairwise(counts), strict=True)
     ]
-    components: list[float] = []
-    for level in range(1, depth + 1):
-        below = mean_squares[level + 1] if level < depth else 0.0
-        own = (mean_squares[level] - below) * _ratio(counts[level + 1], counts[-1])
-        components.append(own if math.isnan(own) else max(own, 0.0))
-        if level < depth:
-            split[f"variance/{level_names[level - 1]}_F"] = _ratio(mean_squares[level], below)
+    for name, (own, below) in zip(level_names, itertools.pairwise(mean_squares[1:]), strict=False):
+        split[f"variance/{name}_F"] = _ratio(own, below)
+    components = _variance_components(mean_squares[1:], counts[2:])
     for name, component in zip(level_names, components, strict=True):
         split[f"variance/{name}_share"] = _ratio(component, sum(components))
     return split
+
+
+def _level_means(leaves: Tensor) -> list[Tensor]:
+    """Return the means of the leaves under each sample of each level, axes kept.
+
+    Of all, of each prompt, of each sample of the first stage, ..., and the leaves themselves.
+    """
+    depth = leaves.dim() - 1
+    means = [
+        masked_mean(leaves, tuple(range(level, depth + 1)), keepdim=True)
+        for level in range(depth + 1)
+    ]
+    return [*means, leaves]
+
+
+def _variance_components(mean_squares: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """Return each level's own variance, first stage first; an estimate below 0 is 0.
+
+    Parameters
+    ----------
+    mean_squares, counts
+        Mean square and number of samples of each level; the last level is the leaves.
+    """
+    components = []
+    for own, below, count in zip(mean_squares, [*mean_squares[1:], 0.0], counts, strict=True):
+        component = (own - below) * _ratio(count, counts[-1])
+        components.append(component if math.isnan(component) else max(component, 0.0))
+    return components
 
 
 def _ratio(part: float, whole: float) -> float:

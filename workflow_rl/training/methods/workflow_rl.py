@@ -17,7 +17,6 @@ from workflow_rl.models.lora import attach_lora, check_card_lora
 from workflow_rl.request import DiffusionParams
 from workflow_rl.rewards.composite import CompositeReward
 from workflow_rl.rewards.registry import build_rewards
-from workflow_rl.training.credit import Normalisation
 from workflow_rl.training.methods.base import new_instance
 from workflow_rl.training.methods.chain import ChainRLMethod, ChainSettings
 from workflow_rl.training.policy import StagePolicy
@@ -59,9 +58,9 @@ class WorkflowRLMethod(ChainRLMethod):
         The stochastic steps of both stages.
     step_weighting
         ``gaussian``, ``cps`` or ``guard``.
-    credit, normalisation, leave_one_out
-        See :func:`workflow_rl.training.credit.assign_credit`. None: ``nested`` where M >= 2, else
-        ``shared``.
+    credit
+        Rule of :func:`workflow_rl.training.credit.assign_credit`. None: ``nested`` where M >= 2,
+        else ``shared``.
     t2i_params, i2v_params
         Size, frames, guidance and text length of a stage; its steps, SDE kind and noise scale
         are always ``rollout_steps``, ``sde_kind`` and ``sde_noise_scale``.
@@ -72,7 +71,8 @@ class WorkflowRLMethod(ChainRLMethod):
     ema_decay
         Decay of the moving averages; None keeps none.
     chain
-        Remaining fields of :class:`ChainSettings`, such as ``c2_tolerance``.
+        Remaining fields of :class:`ChainSettings`, such as ``normalisation``, ``leave_one_out``
+        and ``c2_tolerance``.
     """
 
     def __init__(
@@ -96,8 +96,6 @@ class WorkflowRLMethod(ChainRLMethod):
         sde_window: SDEWindow | None = None,
         step_weighting: str = "cps",
         credit: str | None = None,
-        normalisation: Normalisation = "group",
-        leave_one_out: bool = False,
         t2i_params: DiffusionParams | None = None,
         i2v_params: DiffusionParams | None = None,
         rollout_batch_size: int = 16,
@@ -109,10 +107,8 @@ class WorkflowRLMethod(ChainRLMethod):
         **chain: Any,
     ) -> None:
         _check_chain(t2i_student.card, i2v_student.card)
-        t2i, i2v = (
-            _StageArguments(t2i_params, num_samples_per_prompt, t2i_lr, train_t2i),
-            _StageArguments(i2v_params, num_videos_per_image, i2v_lr, train_i2v),
-        )
+        t2i = _StageArguments(t2i_params, num_samples_per_prompt, t2i_lr, train_t2i)
+        i2v = _StageArguments(i2v_params, num_videos_per_image, i2v_lr, train_i2v)
         sampling = _Sampling(rollout_steps, sde_kind, sde_noise_scale, rollout_batch_size)
         common = {
             "window": sde_window or SDEWindow(),
@@ -123,18 +119,15 @@ class WorkflowRLMethod(ChainRLMethod):
             "micro_batch_size": micro_batch_size,
             "ema_decay": ema_decay,
         }
-        policies = [
-            StagePolicy(t2i.settings("t2i", sampling, common), t2i_student, t2i_reference),
-            StagePolicy(i2v.settings("i2v", sampling, common), i2v_student, i2v_reference),
-        ]
         super().__init__(
             T2I_I2V,
-            policies,
+            [
+                StagePolicy(t2i.settings("t2i", sampling, common), t2i_student, t2i_reference),
+                StagePolicy(i2v.settings("i2v", sampling, common), i2v_student, i2v_reference),
+            ],
             reward or build_rewards(DEFAULT_REWARD),
             ChainSettings(
                 credit_rule=credit or ("nested" if num_videos_per_image > 1 else "shared"),
-                normalisation=normalisation,
-                leave_one_out=leave_one_out,
                 advantage_clip=adv_clip_max,
                 **chain,
             ),
