@@ -331,8 +331,8 @@ def failures(run: RunData) -> list[tuple[str, int]]:
             counted[f"groups of {owner} with fewer than two samples left"] += total
         elif kind == "groups_flat":
             counted[f"groups of {owner} with equal rewards, so without credit"] += total
-        elif kind == "skipped_updates":
-            skipped = sum(v > 0 for v in values)
+        elif kind == "skipped_updates_total":
+            skipped = int(max(values, default=0))
             counted[f"updates of {owner} skipped for a value that was not finite"] += skipped
     for evaluation in run.evaluations:
         lost = sum(not math.isfinite(score) for score in evaluation.scores)
