@@ -20,7 +20,7 @@ from workflow_rl.models.common import Conditioning, ScheduleSpec, linear_sigmas
 from workflow_rl.request import DiffusionParams
 
 FRAME_RATE = 25
-"""Frames per second that the positions in time are scaled by, as in the stock pipeline."""
+"""Frames per second where none are asked for, as in the stock pipeline: positions scale by it."""
 
 DECODE_TIMESTEP = 0.05
 DECODE_NOISE_SCALE = 0.025
@@ -47,6 +47,7 @@ class LTXAdapter(PipelineAdapter):
     media_kind = MediaKind.VIDEO
     max_text_tokens = 128
     default_num_frames = 161
+    default_fps = float(FRAME_RATE)
 
     def encode_text(self, text: str, length: int) -> dict[str, torch.Tensor]:
         embeds, mask, _, _ = self.pipeline.encode_prompt(
@@ -127,7 +128,7 @@ class LTXAdapter(PipelineAdapter):
             "num_frames": frames,
             "height": rows,
             "width": columns,
-            "rope_interpolation_scale": (grid.frames / FRAME_RATE, grid.height, grid.width),
+            "rope_interpolation_scale": (grid.frames / frame_rate(params), grid.height, grid.width),
         }
 
     def decode_media(self, latents: torch.Tensor, params: DiffusionParams) -> torch.Tensor:
@@ -165,8 +166,13 @@ class LTXConditionAdapter(LTXAdapter):
             len(latents), *self.latent_grid(params), device=latents.device
         )
         coords_B3N = pipe._scale_video_ids(ids, grid.height, grid.frames).float()
-        coords_B3N[:, 0] /= FRAME_RATE
+        coords_B3N[:, 0] /= frame_rate(params)
         return {"video_coords": coords_B3N}
+
+
+def frame_rate(params: DiffusionParams) -> float:
+    """Return the frames per second that positions in time are scaled by."""
+    return FRAME_RATE if params.fps is None else params.fps
 
 
 def _vae_generator() -> torch.Generator:
