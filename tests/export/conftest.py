@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.export.tiny_run import LORA, TinyRun, make_run
-from tests.models import test_flux, test_wan
+from tests.models import test_flux, test_flux2, test_ltx, test_wan, test_wan22, test_z_image
 from tests.models.contract import FamilyCase
 
+A14B = test_wan22.TestWanA14B.case.name
+"""The case with two experts."""
 CASES: dict[str, FamilyCase] = {
-    case.name: case for case in (test_flux.TestFluxDev.case, test_wan.TestWan21.case)
+    case.name: case
+    for case in (
+        test_flux.TestFluxDev.case,
+        test_wan.TestWan21.case,
+        test_wan22.TestWanA14B.case,
+    )
+}
+OTHER_CASES: dict[str, FamilyCase] = {
+    case.name: case
+    for case in (
+        test_flux2.TestFlux2KleinBase.case,
+        test_z_image.TestZImage.case,
+        test_ltx.TestLTX.case,
+    )
 }
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {"lora": LORA},
@@ -31,12 +45,12 @@ def get_run(tmp_path_factory: pytest.TempPathFactory) -> GetRun:
     runs: dict[tuple[str, str], TinyRun] = {}
 
     def get(name: str, kind: str) -> TinyRun:
-        model: Path = folder / name
+        case, model = (CASES | OTHER_CASES)[name], folder / name
         if not model.exists():
-            CASES[name].save(model)
+            case.save(model)
         if (name, kind) not in runs:
             run_dir = folder / f"run-{name}-{kind.replace(' ', '-')}"
-            runs[name, kind] = make_run(CASES[name], model, run_dir, **KINDS[kind])
+            runs[name, kind] = make_run(case, model, run_dir, **KINDS[kind])
         return runs[name, kind]
 
     return get

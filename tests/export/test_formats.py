@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-from tests.export.conftest import CASES, GetRun
+from tests.export.conftest import A14B, CASES, OTHER_CASES, GetRun
 from tests.export.tiny_run import TinyRun
-from workflow_rl.export.options import ExportFormat, ExportOptions, Weights
+from workflow_rl.export.options import ExportFormat, ExportOptions, KeyFormat, Weights
 from workflow_rl.export.run import export_run
 from workflow_rl.training.weight_sync import WeightRole
 
@@ -84,3 +86,36 @@ def test_stock_makes_what_we_serve(
     stock, ours = run.made_by_stock(pipeline), run.made_by_us(role)
     assert float((stock - ours).abs().max()) <= TOLERANCE
     assert float((run.made_by_base - ours).abs().max()) > 1e-3, "it trained nothing"
+
+
+@pytest.mark.parametrize("name", OTHER_CASES)
+@pytest.mark.parametrize(("kind", "form"), [("default lora", "lora"), ("full", "diffusers")])
+def test_other_families(get_run: GetRun, tmp_path: Path, name: str, kind: str, form: str) -> None:
+    run = get_run(name, kind)
+    stock = run.made_by_stock(_load(run, _export(run, tmp_path / "out", form), form))
+    ours = run.made_by_us()
+    assert float((stock - ours).abs().max()) <= TOLERANCE
+    assert float((run.made_by_base - ours).abs().max()) > 1e-3, "it trained nothing"
+
+
+@pytest.mark.parametrize(
+    ("form", "keys", "files"),
+    [
+        ("lora", "diffusers", "{0}/pytorch_lora_weights"),
+        ("merged", "diffusers", "{0}/diffusion_pytorch_model"),
+        ("lora", "comfyui", "{1}-i2v-{0}"),
+        ("merged", "comfyui", "{1}-i2v-{0}"),
+    ],
+)
+def test_two_experts_are_two_files(
+    get_run: GetRun, tmp_path: Path, form: str, keys: str, files: str
+) -> None:
+    run = get_run(A14B, "lora")
+    out = _export(run, tmp_path / "out", form, key_format=KeyFormat(keys))
+    found = {str(path.relative_to(out)): load_file(path) for path in out.rglob("*.safetensors")}
+    expected = [f"{files.format(c, run.dir.name)}.safetensors" for c in _policies(run)]
+    assert sorted(found) == sorted(expected)
+    first, second = (found[name] for name in expected)
+    assert first.keys() == second.keys()
+    weights = [key for key in first if first[key].ndim > 1]
+    assert not any(torch.equal(first[key], second[key]) for key in weights)
