@@ -59,9 +59,10 @@ def evaluate_run(
         torch.set_num_threads(config.training.threads)
     path = prompts or config.data.eval_prompts or config.data.prompts
     records = load_prompts(path, list(config.stages))
+    reward = build_rewards([term.model_dump() for term in config.rewards])
+    reward.load()  # one that cannot is told before the models are loaded
     chain = load_chain(config.workflow, config.stages, config.training.device)
     plans = _plans(chain, config.evaluation)
-    reward = build_rewards([term.model_dump() for term in config.rewards])
     seeds = seeds_per_prompt or config.evaluation.seeds_per_prompt
 
     def run_once() -> Evaluation:

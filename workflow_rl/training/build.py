@@ -162,7 +162,9 @@ def check_attention(stages: Mapping[str, StageConfig], device: torch.device) -> 
 
 
 def build_method(config: RunConfig) -> ChainRLMethod:
-    """Load the models of a configuration and build its method."""
+    """Load the rewards and models of a configuration and build its method."""
+    rewards = build_rewards([reward.model_dump() for reward in config.rewards])
+    rewards.load()  # one that cannot is told before the models are loaded
     workflow = workflow_of(config.workflow, config.stages)
     cards = stage_cards(workflow, config.stages)
     device = choose_device(config.training.device)
@@ -184,7 +186,7 @@ def build_method(config: RunConfig) -> ChainRLMethod:
     return ChainRLMethod(
         workflow,
         policies,
-        build_rewards([reward.model_dump() for reward in config.rewards]),
+        rewards,
         ChainSettings(
             credit_rule=config.credit.rule,
             normalisation=config.credit.normalisation,
