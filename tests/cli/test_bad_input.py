@@ -72,6 +72,7 @@ def _give_weights(folder: Path) -> None:
         ("stages.t2i.lora={rank: 2, init: other.safetensors}", "LoRA for another model"),
         ("stages.t2i.lora={rank: 2, init: none.safetensors}", "none.safetensors"),
         ("stages.i2v.model=broken", "b.safetensors"),
+        ("stages.t2i.train_modules=[to_q, to_x]", "train_modules names 'to_x', which is no part"),
     ],
 )
 def test_weights_and_adapters(invoke: Invoke, workspace: Path, override: str, says: str) -> None:
@@ -85,6 +86,9 @@ def test_weights_and_adapters(invoke: Invoke, workspace: Path, override: str, sa
     before = _listing(workspace)
     assert says in invoke("train", "run.yaml", override).one_line_error()
     assert _listing(workspace) == before
+    assert (
+        invoke("train", "run.yaml", "stages.t2i.train_modules=[to_q]", "--dry-run").exit_code == 0
+    )
     good = "stages.t2i.lora={rank: 2, targets: [to_q]}"
     assert invoke("train", "run.yaml", good, "--dry-run").exit_code == 0
 

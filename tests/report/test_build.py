@@ -162,6 +162,20 @@ def test_failed_samples_leave_their_pair_and_are_counted(tmp_path: Path) -> None
     assert counted["training samples without a reward"] == 1
 
 
+def test_skipped_updates_are_counted_by_their_total(tmp_path: Path) -> None:
+    """Three in two iterations, the first of which had two: a run may go on after a skip."""
+    run_dir = make_run(tmp_path / "run")
+
+    def skip(line: dict[str, Any]) -> None:
+        number = line["iteration"]
+        line["skipped_updates/t2i"] = min(number, 1)
+        line["skipped_updates_total/t2i"] = [0, 2, 3][min(number, 2)]
+
+    edit_json_lines(run_dir / "metrics.jsonl", skip)
+    counted = dict(failures(read_run(run_dir)))
+    assert counted["updates of t2i skipped for a value that was not finite"] == 3
+
+
 def test_evaluations_of_other_samples_are_not_compared(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run")
 

@@ -8,6 +8,7 @@ from workflow_rl.config.families import FAMILIES, Family
 from workflow_rl.config.guidance import check_stage_guidance
 from workflow_rl.config.lora_file import check_lora
 from workflow_rl.config.stage import StageConfig
+from workflow_rl.config.train_modules import check_train_modules
 from workflow_rl.config.weight_files import check_weight_files
 from workflow_rl.errors import UserError
 
@@ -62,7 +63,11 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
         family.cfg_above,
         has_experts=index.get("transformer_2", [None])[0] is not None,
     )
-    check_weight_files(folder, index, stage.variant)
+    files = check_weight_files(folder, index, stage.variant)
+    if stage.train_modules:
+        check_train_modules(
+            files, stage.train_modules, f"{key.removesuffix('.model')}.train_modules"
+        )
     if stage.lora is not None:
         where = f"{key.removesuffix('.model')}.lora"
         check_lora(folder, index, family.lora_targets, stage.lora, where)

@@ -110,8 +110,13 @@ def _offer(folders: Any) -> str:
     return f"set variant: {' or '.join(variants)}" if variants else "leave variant out"
 
 
-def check_header(path: Path) -> None:
-    """Check a safetensors file's header against the file's size.
+def tensor_names(path: Path) -> list[str]:
+    """Return the names in a safetensors file's header, after checking it."""
+    return [name for name in check_header(path) if name != "__metadata__"]
+
+
+def check_header(path: Path) -> dict[str, Any]:
+    """Return a safetensors file's header, after checking it against the file's size.
 
     Raises
     ------
@@ -127,10 +132,11 @@ def check_header(path: Path) -> None:
         if len(head) < _LENGTH_BYTES or length > size - _LENGTH_BYTES:
             raise UserError(f"{path} is no whole safetensors file ({size} bytes); {AGAIN}")
         try:
-            header = json.loads(file.read(length))
+            header: dict[str, Any] = json.loads(file.read(length))
             ends = [v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"]
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path} is damaged: its header is no JSON; {AGAIN}") from None
     expected = _LENGTH_BYTES + length + max(ends, default=0)
     if size != expected:
         raise UserError(f"{path} has {size} bytes, but its header says {expected}; {AGAIN}")
+    return header

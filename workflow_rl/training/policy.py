@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from workflow_rl.config.train_modules import check_parts, has_part
 from workflow_rl.enums import ExecutionProfile
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance
@@ -15,11 +16,6 @@ from workflow_rl.models.lora import adapters_off, base_as_lora, has_lora
 from workflow_rl.training.ema import ExponentialMovingAverage
 from workflow_rl.training.settings import StageSettings
 from workflow_rl.training.weight_sync import Publication, WeightRole, WeightSyncPlan, publish
-
-
-def _has_part(name: str, part: str) -> bool:
-    """Say whether ``part`` is a run of whole dotted components of a parameter's ``name``."""
-    return f".{part}." in f".{name}."
 
 
 class StagePolicy:
@@ -102,15 +98,10 @@ class StagePolicy:
             for component in self.components
             for name, parameter in self.student.adapter.trainable(component).items()
         }
-        for part in parts:
-            if not any(_has_part(name, part) for name in every):
-                raise UserError(
-                    f"stage {self.name!r}: train_modules names {part!r}, which is no part of the "
-                    f"model; its modules are {', '.join(sorted({n.split('.')[1] for n in every}))}"
-                )
+        check_parts(every, parts, f"stage {self.name!r}: train_modules")
         if not parts:
             return every
-        return {n: p for n, p in every.items() if any(_has_part(n, part) for part in parts)}
+        return {n: p for n, p in every.items() if any(has_part(n, part) for part in parts)}
 
     def masters_by_component(self) -> dict[str, list[torch.Tensor]]:
         """Return the masters of each component, in the order of its parameters."""
