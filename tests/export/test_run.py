@@ -249,6 +249,9 @@ def test_another_base_model(own_run: TinyRun, tmp_path: Path) -> None:
         pytest.raises(UserError, match=r"transformer\.proj_out\.bias .* has nothing of that name"),
     ):
         _export(own_run, tmp_path / "made" / "out", "diffusers")
+    file.unlink()
+    with _nothing_new(tmp_path), pytest.raises(UserError, match="holds no weights in safetensors"):
+        _export(own_run, tmp_path / "made" / "out")
 
 
 def test_weights_that_are_not_finite(own_run: TinyRun, tmp_path: Path) -> None:

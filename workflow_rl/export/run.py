@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from workflow_rl.card import read_model_index
 from workflow_rl.config.run_dir import load_run_config
 from workflow_rl.config.weight_files import check_weight_files
+from workflow_rl.errors import UserError
 from workflow_rl.export.comfyui_files import comfyui_lora, write_original
 from workflow_rl.export.folder import new_folder
 from workflow_rl.export.lora import write_lora
@@ -134,6 +135,12 @@ def _merged(
     card = trained.card
     index = read_model_index(card.source)
     files = check_weight_files(card.source, index, card.variant)
+    for component in trained.components:
+        if component not in files:
+            raise UserError(
+                f"{card.source / component} holds no weights in safetensors; put back the model "
+                "that the run began with"
+            )
     return {
         component: MergedWeights(
             files[component],
