@@ -12,6 +12,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline
 
 from tests.models.contract import FamilyCase, FamilyContract, StockCall
+from tests.models.lora_contract import LoRAContract
 from tests.tiny_models import save_wan
 from tests.tiny_models.wan import uni_pc
 from workflow_rl.enums import ExecutionProfile
@@ -44,8 +45,11 @@ def stock_wan(call: StockCall) -> torch.Tensor:
     return frames_TCHW.transpose(0, 1)
 
 
-class TestWan21(FamilyContract):
-    """With an image encoder and, as published, a UniPC scheduler."""
+class TestWan21(FamilyContract, LoRAContract):
+    """With an image encoder and, as published, a UniPC scheduler.
+
+    The default LoRA leaves the image projections out; the stock loader fills them in with zeros.
+    """
 
     case = FamilyCase(
         name="wan-2.1",
@@ -61,6 +65,7 @@ class TestWan21(FamilyContract):
         ),
         euler=FlowMatchEulerDiscreteScheduler(shift=3.0),
     )
+    lora_layers = 20
 
 
 class TestWanWithoutImageEncoder(FamilyContract):
