@@ -46,6 +46,7 @@ def _options(call: StockCall) -> dict[str, Any]:
         "height": call.params.height,
         "width": call.params.width,
         "num_frames": call.params.num_frames,
+        "frame_rate": call.params.fps,
         "num_inference_steps": call.params.num_inference_steps,
         "guidance_scale": call.params.guidance_scale,
         "max_sequence_length": call.params.max_sequence_length,
@@ -114,6 +115,7 @@ LTX = FamilyCase(
         {"guidance_scale": 3.0},
         {"guidance_scale": 2.0, "negative_prompt": "a cat"},
     ),
+    params={"fps": 10.0},
 )
 
 
@@ -213,9 +215,20 @@ def test_schedule_of_the_published_size(instance: ModelInstance) -> None:
     assert sigmas[-3:] == pytest.approx([0.33558, 0.1, 0.0], abs=6e-6)
 
 
-def test_the_default_lora_of_the_published_architecture() -> None:
+THIRTEEN_B = {"attention_head_dim": 128, "cross_attention_dim": 4096, "num_layers": 48}
+"""What differs in the transformer of 0.9.7; that of the 2B models has the class's defaults."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "adapted", "layers"),
+    [({}, 1_923_385_472, 224, 287), (THIRTEEN_B, 13_042_569_344, 384, 487)],
+)
+def test_the_default_lora_of_the_published_architectures(
+    shape: dict[str, int], size: int, adapted: int, layers: int
+) -> None:
     with torch.device("meta"):
-        transformer = Transformer()
+        transformer = Transformer(**shape)
+    assert sum(parameter.numel() for parameter in transformer.parameters()) == size
     linears = {
         name: tuple(layer.weight.shape)
         for name, layer in transformer.named_modules()
@@ -224,7 +237,7 @@ def test_the_default_lora_of_the_published_architecture() -> None:
     targets = FAMILIES["LTXImageToVideoPipeline"].lora_targets
     policies = ("transformer",)
     layout = lora_layout(LoRAConfig(), linears, targets, "transformer", policies, "lora")
-    assert (len(layout.modules), len(linears)) == (224, 287)
+    assert (len(layout.modules), len(linears)) == (adapted, layers)
 
 
 @pytest.mark.parametrize(
