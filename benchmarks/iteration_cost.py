@@ -91,7 +91,7 @@ class BareCalls:
         for number, steps in enumerate(self.batches[policy.name]):
             requests = output.requests[number * size : (number + 1) * size]
             if requests[0].image_CHW is not None:
-                adapter._encode_images(requests, steps[0].params)
+                adapter.encode_media(requests, steps[0].params)
             for index in range(steps[0].num_steps):
                 step = steps[min(index, len(steps) - 1)]
                 adapter.velocity(
