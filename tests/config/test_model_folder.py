@@ -101,6 +101,8 @@ WAN_A14B = {"model_index.json": WAN["model_index.json"] | EXPERTS}
         (FLUX, {"negative_prompt": "blur"}, "guidance is none; set guidance_scale > 1 or leave"),
         (Z_IMAGE, {"negative_prompt": "blur"}, "set guidance_scale > 0 or leave it out"),
         (FLUX, {"guidance_scale": 3, "guidance_scale_2": 2}, "guidance_scale_2 needs a model of"),
+        (FLUX, {"guidance_scale": 3, "cfg_truncation": 0.5}, "cfg_truncation needs a Z-Image"),
+        (Z_IMAGE, {"cfg_normalization": 1}, "cfg_normalization needs a Z-Image model and class"),
     ],
 )
 def test_guidance_that_the_model_lacks_or_ignores(
@@ -121,6 +123,7 @@ def test_guidance_that_the_model_lacks_or_ignores(
         (FLUX | FLUX_DEV, {"guidance": "embedded", "guidance_scale": 2.0}),
         (KLEIN, {"guidance_scale": 1.0}),
         (Z_IMAGE, {"guidance_scale": 0.5, "negative_prompt": "blur"}),
+        (Z_IMAGE, {"guidance_scale": 4.0, "cfg_normalization": 1.0, "cfg_truncation": 0.5}),
     ],
 )
 def test_guidance_that_the_model_has(

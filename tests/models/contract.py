@@ -390,6 +390,7 @@ class FamilyContract:
         told = family.guidances(lambda path: json.loads((folder / path).read_text()))
         assert set(told) == set(instance.adapter.guidances)
         assert family.cfg_above == instance.adapter.cfg_above
+        assert family.shapes_cfg == instance.adapter.shapes_cfg
 
     def test_guidance_that_the_model_lacks_is_one_line(self, instance: ModelInstance) -> None:
         lacking = set(GuidanceMode) - set(instance.adapter.guidances)

@@ -54,6 +54,8 @@ class Family:
         Reads which modes of guidance a folder's model has.
     cfg_above
         Classifier-free guidance is active for scales above this.
+    shapes_cfg
+        It takes ``cfg_normalization`` and ``cfg_truncation``.
     refusal
         Says what in ``model_index.json`` is not supported, with the mend; None: nothing.
     """
@@ -65,6 +67,7 @@ class Family:
     lora_targets: tuple[str, ...] = LORA_ATTENTION
     guidances: Callable[[ReadJSON], tuple[GuidanceMode, ...]] = _plain_or_cfg
     cfg_above: float = 1.0
+    shapes_cfg: bool = False
     refusal: Callable[[Mapping[str, Any]], str | None] = lambda index: None
 
 
@@ -181,6 +184,7 @@ FAMILIES: Mapping[str, Family] = {
         "workflow_rl.models.z_image:build_z_image_t2i_card",
         grid=_flux_grid,
         cfg_above=0.0,
+        shapes_cfg=True,
         lora_targets=(
             *LORA_ATTENTION,
             *("feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),

@@ -27,6 +27,7 @@ def check_stage_guidance(
     cfg_above: float,
     *,
     has_experts: bool,
+    shapes_cfg: bool,
 ) -> None:
     """Refuse guidance that the model lacks, that contradicts itself, or that would be ignored.
 
@@ -40,6 +41,8 @@ def check_stage_guidance(
         Classifier-free guidance is active for scales above this.
     has_experts
         Two transformers share the denoising.
+    shapes_cfg
+        The family takes ``cfg_normalization`` and ``cfg_truncation``.
 
     Raises
     ------
@@ -69,3 +72,12 @@ def check_stage_guidance(
             f"{where}.guidance_scale_2 needs a model of two experts and classifier-free guidance; "
             "leave it out"
         )
+    given = {
+        "cfg_normalization": stage.cfg_normalization,
+        "cfg_truncation": stage.cfg_truncation,
+    }
+    for name, value in given.items():
+        if value is not None and not (shapes_cfg and mode == GuidanceMode.CFG):
+            raise UserError(
+                f"{where}.{name} needs a Z-Image model and classifier-free guidance; leave it out"
+            )

@@ -62,6 +62,7 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
         family.guidances(lambda path: _read_json(folder / path, key)),
         family.cfg_above,
         has_experts=index.get("transformer_2", [None])[0] is not None,
+        shapes_cfg=family.shapes_cfg,
     )
     files = check_weight_files(folder, index, stage.variant)
     if stage.train_modules:
