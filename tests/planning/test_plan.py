@@ -1,0 +1,95 @@
+"""What `workflow-rl plan` counts without weights, against models that are there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxPipeline, WanImageToVideoPipeline
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+from workflow_rl.cli.main import app
+from workflow_rl.embedded.pretrain import CHECKPOINTS, IMAGE_FOLDER, VIDEO_FOLDER
+from workflow_rl.planning.architecture import find_architecture
+from workflow_rl.planning.modules import build_modules
+
+QUICKSTART = "configs/quickstart.yaml"
+
+
+def plan(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["plan", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    numbers: dict[str, Any] = json.loads(result.stdout)
+    return numbers
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> dict[str, Any]:
+    return plan(QUICKSTART, "stages.i2v.num_frames=9")["stages"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "folder", "pipeline_class"),
+    [
+        ("t2i", IMAGE_FOLDER, FluxPipeline),
+        ("i2v", VIDEO_FOLDER, WanImageToVideoPipeline),
+    ],
+)
+def test_parameters_and_bytes_are_those_of_the_loaded_models(
+    stage: str, folder: str, pipeline_class: Any, quickstart: dict[str, Any]
+) -> None:
+    pipeline = pipeline_class.from_pretrained(CHECKPOINTS / folder)
+    told = quickstart[stage]
+    for name, count in told["parameters"].items():
+        module = getattr(pipeline, name)
+        assert sum(p.numel() for p in module.parameters()) == count, name
+        held = [*module.parameters(), *module.buffers()]
+        assert told["bytes"]["weights"][name] == pytest.approx(
+            sum(t.numel() * t.element_size() for t in held), rel=0.1
+        )
+
+
+def test_flops_of_a_transformer_are_those_that_a_real_pass_counts(
+    quickstart: dict[str, Any],
+) -> None:
+    pipeline = FluxPipeline.from_pretrained(CHECKPOINTS / IMAGE_FOLDER)
+    work = quickstart["t2i"]["work"]
+    rows = 2
+    embeds, pooled, text_ids = pipeline.encode_prompt(
+        ["a red circle moving left"] * rows, None, max_sequence_length=16
+    )
+    with FlopCounterMode(display=False) as counter:
+        pipeline.transformer(
+            hidden_states=torch.randn(rows, 16, 16),
+            timestep=torch.ones(rows),
+            pooled_projections=pooled,
+            encoder_hidden_states=embeds,
+            txt_ids=text_ids,
+            img_ids=pipeline._prepare_latent_image_ids(1, 4, 4, embeds.device, embeds.dtype),
+            return_dict=False,
+        )[0].sum().backward()
+    one = counter.get_total_flops() / rows
+    told = quickstart["t2i"]["flops"]["training"] / (work["samples"] * work["trained_steps"])
+    assert told == pytest.approx(one, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "billions"),
+    [("black-forest-labs/FLUX.1-dev", 11.90), ("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", 16.40)],
+)
+def test_published_transformers_have_their_published_size(hub_id: str, billions: float) -> None:
+    architecture = find_architecture(Path(hub_id), "stages.x.model")
+    transformer = build_modules(architecture, torch.bfloat16)["transformer"]
+    assert all(p.is_meta for p in transformer.parameters())
+    count = sum(p.numel() for p in transformer.parameters())
+    assert count / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["plan", QUICKSTART, f"stages.t2i.model={tmp_path}/no"])
+    assert result.exit_code == 2
+    assert str(tmp_path) in result.output + str(result.exception)
