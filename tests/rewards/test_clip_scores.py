@@ -114,11 +114,12 @@ def test_hpsv2_scores_as_open_clip_does() -> None:
 def test_hpsv2_is_the_cosine_of_image_and_prompt(folder: str, tmp_path: Path) -> None:
     weights = save_tensors(tmp_path / "hps.safetensors", by_formula(open_clip_shapes()))
     reward = HPSv2(weights, folder)
-    squares = images(3, 16, 16)  # neither cropped nor padded
-    result = score_safely(reward, squares)
+    batch = images(3, 10, 16)
+    result = score_safely(reward, batch)
     model, tokenizer = reward.loaded.get()
-    tokens = tokenizer(list(squares.prompts), padding=True, return_tensors="pt")
-    output = model(**tokens, pixel_values=clip_pixels(squares.media, 16))
+    tokens = tokenizer(list(batch.prompts), padding=True, return_tensors="pt")
+    padded = F.pad(batch.media, (0, 0, 3, 3))  # of the right width already: never resized
+    output = model(**tokens, pixel_values=clip_pixels(padded, 16))
     expected = F.cosine_similarity(output.image_embeds, output.text_embeds)
     torch.testing.assert_close(result.scores, expected)
 

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-import subprocess
+import runpy
 import sys
 import tomllib
 from pathlib import Path
@@ -57,13 +57,16 @@ def test_the_extra_is_one_and_is_the_one_that_the_class_asks_for(name: str) -> N
     assert asked <= set(project["project"]["optional-dependencies"])
 
 
-def test_the_script_of_the_page_converts_a_pickle(tmp_path: Path) -> None:
+def test_the_script_of_the_page_converts_a_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (script,) = re.findall(r"```python\n(.+?)```", PAGE, flags=re.DOTALL)
     (tmp_path / "convert.py").write_text(script)
     tied = torch.arange(6.0).view(2, 3)
     torch.save({"state_dict": {"a": tied, "b": tied.T}}, tmp_path / "x.pt")
-    command = [sys.executable, "convert.py", "x.pt", "x.safetensors"]
-    subprocess.run(command, cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["convert.py", "x.pt", "x.safetensors"])
+    runpy.run_path("convert.py")
     found = load_file(tmp_path / "x.safetensors")
     assert found["a"].tolist() == tied.tolist()
     assert found["b"].tolist() == tied.T.tolist()
