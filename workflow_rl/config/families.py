@@ -17,11 +17,15 @@ ReadJSON = Callable[[str], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Grid:
-    """What a model can make: multiples of ``height`` and ``width`` px, ``frames`` n + 1 frames."""
+    """What a model can make: multiples of ``height`` and ``width`` px, ``frames`` n + 1 frames.
+
+    ``largest`` bounds both sides, in px; None: nothing does.
+    """
 
     height: int
     width: int
     frames: int = 1
+    largest: int | None = None
 
 
 LORA_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
@@ -82,6 +86,14 @@ def _flux_grid(read: ReadJSON) -> Grid:
     """``FluxPipeline`` and its kin: the VAE's factor, and 2x2 latents to a token."""
     step = 2 * 2 ** (len(read("vae/config.json")["block_out_channels"]) - 1)
     return Grid(step, step)
+
+
+def _sd3_grid(read: ReadJSON) -> Grid:
+    """``StableDiffusion3Pipeline``: a token's pixels, and as many tokens as have positions."""
+    transformer = read("transformer/config.json")
+    factor = 2 ** (len(read("vae/config.json")["block_out_channels"]) - 1)
+    step = factor * transformer["patch_size"]
+    return Grid(step, step, largest=step * transformer["pos_embed_max_size"])
 
 
 def _flux_guidances(read: ReadJSON) -> tuple[GuidanceMode, ...]:
@@ -177,6 +189,13 @@ FAMILIES: Mapping[str, Family] = {
             *("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out"),
             *("attn.to_qkv_mlp_proj", "attn.to_out"),
         ),
+    ),
+    "StableDiffusion3Pipeline": Family(
+        "sd3",
+        "t2i",
+        "workflow_rl.models.sd3:build_sd3_t2i_card",
+        grid=_sd3_grid,
+        lora_targets=LORA_JOINT_ATTENTION,
     ),
     "ZImagePipeline": Family(
         "z_image",

@@ -87,6 +87,11 @@ def _check_size(folder: Path, key: str, family: Family, stage: StageConfig) -> N
                 f"{where}.{name} is {value}, but this model makes multiples of {step}; "
                 f"use {_nearest(value, step)}"
             )
+        if value is not None and grid.largest is not None and value > grid.largest:
+            raise UserError(
+                f"{where}.{name} is {value}, but this model has positions for {grid.largest} "
+                "pixels; give no more"
+            )
     if stage.num_frames is not None and (stage.num_frames - 1) % grid.frames:
         raise UserError(
             f"{where}.num_frames is {stage.num_frames}, but this model makes {grid.frames}·n + 1 "

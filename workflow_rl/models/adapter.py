@@ -88,7 +88,7 @@ class PipelineAdapter(ABC):
     family: ClassVar[str]
     pipeline_class: ClassVar[str]
     media_kind: MediaKind
-    text_encoders: ClassVar[tuple[str, ...]] = ("text_encoder",)
+    text_encoders: tuple[str, ...] = ("text_encoder",)
     tokenizer: ClassVar[str] = "tokenizer"
     max_text_tokens: int = 512
     guidances: GuidanceTable = guidance_table(NO_GUIDANCE, CLASSIFIER_FREE)

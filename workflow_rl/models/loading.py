@@ -88,7 +88,9 @@ def load_pipeline(
                 name: _load_module(module_class, card.source / name, files, options)
                 for name, module_class in _module_classes(index).items()
             }
-            pipeline = pipeline_class.from_pretrained(card.source, **modules, **options)
+            # The class raises for a null in the index unless it is given None by name.
+            absent = {k: None for k, v in index.items() if isinstance(v, list) and v[0] is None}
+            pipeline = pipeline_class.from_pretrained(card.source, **modules, **absent, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"cannot load {card.source}: {reason}; download the model again") from error

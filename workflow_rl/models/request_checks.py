@@ -32,6 +32,11 @@ def check_grid(card: ModelCard, params: DiffusionParams, grid: Grid, kind: Media
                 f"{card.model_id} cannot make {name} {size}: "
                 f"give a positive multiple of {step} pixels"
             )
+        if grid.largest is not None and size > grid.largest:
+            raise UserError(
+                f"{card.model_id} cannot make {name} {size}: it has positions for {grid.largest} "
+                "pixels; give no more"
+            )
     frames = params.num_frames
     if kind is MediaKind.VIDEO and (frames is None or frames < 1 or (frames - 1) % grid.frames):
         raise UserError(
