@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from tokenizers import pre_tokenizers
 from transformers import Qwen2Tokenizer, Qwen3Config
@@ -25,13 +27,21 @@ QWEN_CHAT = (
 """The published chat format, for messages without tools."""
 
 
-def qwen2_tokenizer(max_length: int = QWEN_MAX_LENGTH) -> Qwen2Tokenizer:
-    """Return Qwen's byte-level format without merges: a token is a byte or a special token."""
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|endoftext|>"]
+def qwen2_tokenizer(max_length: int = QWEN_MAX_LENGTH, words: Sequence[str] = ()) -> Qwen2Tokenizer:
+    """Return Qwen's byte-level format: a token is a byte, a special token or one of ``words``.
+
+    A word grows from its first byte. Words with a space before them, written as in the vocabulary,
+    come first, so that no other word begins inside them.
+    """
+    spaced = sorted(words, key=lambda word: not word.startswith("Ġ"))
+    merges = dict.fromkeys(
+        (word[:end], word[end]) for word in spaced for end in range(1, len(word))
+    )
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges), "<|endoftext|>"]
     special = ["<|im_start|>", "<|im_end|>"]
     tokenizer = Qwen2Tokenizer(
         vocab={token: index for index, token in enumerate(tokens + special)},
-        merges=[],
+        merges=list(merges),
         model_max_length=max_length,
         additional_special_tokens=special,
     )

@@ -96,6 +96,12 @@ def _sd3_grid(read: ReadJSON) -> Grid:
     return Grid(step, step, largest=step * transformer["pos_embed_max_size"])
 
 
+def _qwen_image_grid(read: ReadJSON) -> Grid:
+    """``QwenImagePipeline``: the VAE's factor, and 2x2 latents to a token."""
+    step = 2 * 2 ** len(read("vae/config.json")["temperal_downsample"])
+    return Grid(step, step)
+
+
 def _flux_guidances(read: ReadJSON) -> tuple[GuidanceMode, ...]:
     if read("transformer/config.json").get("guidance_embeds"):
         return (GuidanceMode.EMBEDDED,)
@@ -196,6 +202,16 @@ FAMILIES: Mapping[str, Family] = {
         "workflow_rl.models.sd3:build_sd3_t2i_card",
         grid=_sd3_grid,
         lora_targets=LORA_JOINT_ATTENTION,
+    ),
+    "QwenImagePipeline": Family(
+        "qwen_image",
+        "t2i",
+        "workflow_rl.models.qwen_image:build_qwen_image_t2i_card",
+        grid=_qwen_image_grid,
+        lora_targets=(
+            *LORA_JOINT_ATTENTION,
+            *("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
+        ),
     ),
     "ZImagePipeline": Family(
         "z_image",

@@ -282,7 +282,7 @@ class PipelineAdapter(ABC):
         rows = self._encode_texts(instance, [prompt for prompt, _ in texts], params)
         if self.guidance(params).mode is not GuidanceMode.CFG:
             return list(rows)
-        negatives = [negative or self.default_negative for _, negative in texts]
+        negatives = [self.default_negative if given is None else given for _, given in texts]
         return [
             row | {f"{NEGATIVE}{name}": tensor for name, tensor in negative.items()}
             for row, negative in zip(
