@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from tests.export.tiny_run import LORA, TinyRun, make_run
-from tests.models import test_flux, test_flux2, test_ltx, test_wan, test_wan22, test_z_image
+from tests.models import (
+    test_flux,
+    test_flux2,
+    test_ltx,
+    test_qwen_image,
+    test_sd3,
+    test_wan,
+    test_wan22,
+    test_z_image,
+)
 from tests.models.contract import FamilyCase
 
 A14B = test_wan22.TestWanA14B.case.name
@@ -25,6 +34,8 @@ OTHER_CASES: dict[str, FamilyCase] = {
     case.name: case
     for case in (
         test_flux2.TestFlux2KleinBase.case,
+        test_sd3.TestSD35Medium.case,
+        test_qwen_image.TestQwenImage.case,
         test_z_image.TestZImage.case,
         test_ltx.TestLTX.case,
     )

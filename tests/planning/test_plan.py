@@ -93,3 +93,11 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["plan", QUICKSTART, f"stages.t2i.model={tmp_path}/no"])
     assert result.exit_code == 2
     assert str(tmp_path) in result.output + str(result.exception)
+
+
+def test_a_size_beyond_a_models_positions_is_one_line() -> None:
+    fits = ["configs/sd35_wan_ti2v.yaml", "stages.t2i.width=64"]
+    result = CliRunner().invoke(app, ["plan", *fits, "stages.t2i.height=6160"])
+    assert result.exit_code == 2
+    message = "6160 × 64 px, but the model has positions for 6144 px"
+    assert message in result.output + str(result.exception)

@@ -31,6 +31,7 @@ DEFAULTS: Mapping[str, Defaults] = {
     "Flux2Transformer2DModel": Defaults(side=1024),
     "LTXVideoTransformer3DModel": Defaults(text_tokens=128, frames=161),
     "QwenImageTransformer2DModel": Defaults(side=1024),
+    "SD3Transformer2DModel": Defaults(text_tokens=256),
     "ZImageTransformer2DModel": Defaults(side=1024, cfg_above=0.0),
 }
 """By transformer class; others have the defaults of `Defaults`. As in the adapters."""
@@ -155,6 +156,11 @@ def _check_grid(
             f"stages.{name} would make {height} × {width} px and {frames} frames, but the model "
             f"makes multiples of {grid.height} × {grid.width} px and {grid.frames}·n + 1 frames; "
             "change height, width or num_frames"
+        )
+    if grid.largest is not None and max(height, width) > grid.largest:
+        raise UserError(
+            f"stages.{name} would make {height} × {width} px, but the model has positions for "
+            f"{grid.largest} px; change height or width"
         )
 
 
