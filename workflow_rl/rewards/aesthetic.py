@@ -4,22 +4,20 @@ from typing import Any
 
 from torch.nn import functional as F
 
-from workflow_rl.rewards.base import AcceptedKind, RewardBatch, RewardScores
-from workflow_rl.rewards.frames import FrameReduction, FramesArg, score_frames
+from workflow_rl.rewards.base import RewardBatch, RewardScores
+from workflow_rl.rewards.frames import FramesArg
+from workflow_rl.rewards.image_network import ImageNetworkReward
 from workflow_rl.rewards.linear_head import LinearHead
 from workflow_rl.rewards.pixels import clip_pixels
 from workflow_rl.rewards.weights import (
-    Lazy,
     load_pretrained,
     load_strict,
-    pick_device,
-    pick_dtype,
     read_tensors,
     weight_file,
 )
 
 
-class Aesthetic:
+class Aesthetic(ImageNetworkReward):
     """A rating from 1 to 10 (good images: 5 to 6.5) from CLIP's image embedding; higher is better.
 
     LAION-Aesthetics v2, Schuhmann 2022 (improved-aesthetic-predictor), used as a reward by Black
@@ -41,7 +39,6 @@ class Aesthetic:
     """
 
     name = "aesthetic"
-    media_kind: AcceptedKind = "any"
 
     def __init__(
         self,
@@ -54,15 +51,7 @@ class Aesthetic:
     ) -> None:
         self.weights = weights
         self.clip = clip
-        self.device = pick_device(device)
-        self.dtype = pick_dtype(dtype, self.device)
-        self.batch_size = batch_size
-        self.frames = FrameReduction.parse(frames)
-        self.loaded = Lazy(self._load)
-
-    def load(self) -> None:
-        """Load CLIP and the head."""
-        self.loaded.get()
+        super().__init__(device, dtype, batch_size, frames)
 
     def _load(self) -> tuple[Any, LinearHead]:
         from transformers import CLIPVisionModelWithProjection
@@ -74,10 +63,6 @@ class Aesthetic:
         head = LinearHead(clip.config.projection_dim)
         load_strict(head, read_tensors(path), path)
         return clip.to(self.device, self.dtype), head.eval().requires_grad_(False).to(self.device)
-
-    def __call__(self, batch: RewardBatch) -> RewardScores:
-        """Score images or videos."""
-        return score_frames(batch, self.frames, self._score_images, self.batch_size)
 
     def _score_images(self, images: RewardBatch) -> RewardScores:
         clip, head = self.loaded.get()

@@ -6,15 +6,13 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from workflow_rl.rewards.base import AcceptedKind, RewardBatch, RewardScores
-from workflow_rl.rewards.frames import FrameReduction, FramesArg, score_frames
+from workflow_rl.rewards.base import RewardBatch, RewardScores
+from workflow_rl.rewards.frames import FramesArg
+from workflow_rl.rewards.image_network import ImageNetworkReward
 from workflow_rl.rewards.pixels import clip_pixels
 from workflow_rl.rewards.weights import (
-    Lazy,
     load_pretrained,
     load_processor,
-    pick_device,
-    pick_dtype,
 )
 
 CONTEXT = 77
@@ -32,8 +30,8 @@ def tokenise(tokenizer: Any, prompts: Sequence[str], length: int) -> Any:
     )
 
 
-class Clip:
-    """A CLIP network with its tokenizer.
+class ClipReward(ImageNetworkReward):
+    """A reward on how near CLIP's embeddings of image and prompt are.
 
     Parameters
     ----------
@@ -41,11 +39,17 @@ class Clip:
         Folders or hub names.
     """
 
-    def __init__(self, model: str, tokenizer: str, device: str | None, dtype: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        tokenizer: str,
+        device: str | None,
+        dtype: str,
+        batch_size: int,
+        frames: FramesArg,
+    ) -> None:
+        super().__init__(device, dtype, batch_size, frames)
         self.sources = (model, tokenizer)
-        self.device = pick_device(device)
-        self.dtype = pick_dtype(dtype, self.device)
-        self.loaded = Lazy(self._load)
 
     def _load(self) -> tuple[Any, Any]:
         from transformers import AutoTokenizer, CLIPModel
@@ -75,7 +79,7 @@ class Clip:
         return float(self.loaded.get()[0].logit_scale.float().exp())
 
 
-class PickScore:
+class PickScore(ClipReward):
     """What people would pick for a prompt: 100·cosine, about 19 to 24; higher is better.
 
     Kirstain et al. 2023 (arXiv 2305.01569). The factor is the checkpoint's ``exp(logit_scale)``.
@@ -94,7 +98,6 @@ class PickScore:
     """
 
     name = "pickscore"
-    media_kind: AcceptedKind = "any"
 
     def __init__(
         self,
@@ -105,23 +108,13 @@ class PickScore:
         batch_size: int = 16,
         frames: FramesArg = "mean",
     ) -> None:
-        self.clip = Clip(model, tokenizer, device, dtype)
-        self.batch_size = batch_size
-        self.frames = FrameReduction.parse(frames)
-
-    def load(self) -> None:
-        """Load the network."""
-        self.clip.loaded.get()
-
-    def __call__(self, batch: RewardBatch) -> RewardScores:
-        """Score images or videos."""
-        return score_frames(batch, self.frames, self._score_images, self.batch_size)
+        super().__init__(model, tokenizer, device, dtype, batch_size, frames)
 
     def _score_images(self, images: RewardBatch) -> RewardScores:
-        return RewardScores(self.clip.scale() * self.clip.cosines(images))
+        return RewardScores(self.scale() * self.cosines(images))
 
 
-class ClipScore:
+class ClipScore(ClipReward):
     """How well an image fits its prompt: 2.5·max(cosine, 0), in [0, 2.5]; higher is better.
 
     Hessel et al. 2021 (arXiv 2104.08718), with the larger ViT-L/14. Good images have a cosine of
@@ -136,7 +129,6 @@ class ClipScore:
     """
 
     name = "clipscore"
-    media_kind: AcceptedKind = "any"
 
     def __init__(
         self,
@@ -146,18 +138,8 @@ class ClipScore:
         batch_size: int = 16,
         frames: FramesArg = "mean",
     ) -> None:
-        self.clip = Clip(model, model, device, dtype)
-        self.batch_size = batch_size
-        self.frames = FrameReduction.parse(frames)
-
-    def load(self) -> None:
-        """Load the network."""
-        self.clip.loaded.get()
-
-    def __call__(self, batch: RewardBatch) -> RewardScores:
-        """Score images or videos."""
-        return score_frames(batch, self.frames, self._score_images, self.batch_size)
+        super().__init__(model, model, device, dtype, batch_size, frames)
 
     def _score_images(self, images: RewardBatch) -> RewardScores:
-        cosine_B = self.clip.cosines(images)
+        cosine_B = self.cosines(images)
         return RewardScores(2.5 * cosine_B.clamp(min=0), components={"cosine": cosine_B})

@@ -5,23 +5,21 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from workflow_rl.rewards.base import AcceptedKind, RewardBatch, RewardScores
+from workflow_rl.rewards.base import RewardBatch, RewardScores
 from workflow_rl.rewards.clip_scores import CONTEXT, tokenise
-from workflow_rl.rewards.frames import FrameReduction, FramesArg, score_frames
+from workflow_rl.rewards.frames import FramesArg
+from workflow_rl.rewards.image_network import ImageNetworkReward
 from workflow_rl.rewards.open_clip_layout import to_transformers
 from workflow_rl.rewards.pixels import CLIP_MEAN, CLIP_STD, normalised, resize_and_pad, to_pil
 from workflow_rl.rewards.weights import (
-    Lazy,
     load_processor,
     load_strict,
-    pick_device,
-    pick_dtype,
     read_tensors,
     weight_file,
 )
 
 
-class HPSv2:
+class HPSv2(ImageNetworkReward):
     """Cosine of image and prompt after training on preferences, about 0.25 to 0.33; higher better.
 
     Wu et al. 2023 (arXiv 2306.09341), weights v2.1. Compare images of one prompt only. Under
@@ -42,7 +40,6 @@ class HPSv2:
     """
 
     name = "hpsv2"
-    media_kind: AcceptedKind = "any"
 
     def __init__(
         self,
@@ -55,15 +52,7 @@ class HPSv2:
     ) -> None:
         self.weights = weights
         self.base = base
-        self.device = pick_device(device)
-        self.dtype = pick_dtype(dtype, self.device)
-        self.batch_size = batch_size
-        self.frames = FrameReduction.parse(frames)
-        self.loaded = Lazy(self._load)
-
-    def load(self) -> None:
-        """Load the network."""
-        self.loaded.get()
+        super().__init__(device, dtype, batch_size, frames)
 
     def _load(self) -> tuple[Any, Any]:
         from transformers import AutoTokenizer, CLIPConfig, CLIPModel
@@ -73,10 +62,6 @@ class HPSv2:
         load_strict(model, to_transformers(read_tensors(path)), path)
         tokenizer = load_processor(AutoTokenizer, self.base)
         return model.eval().requires_grad_(False).to(self.device, self.dtype), tokenizer
-
-    def __call__(self, batch: RewardBatch) -> RewardScores:
-        """Score images or videos."""
-        return score_frames(batch, self.frames, self._score_images, self.batch_size)
 
     def _score_images(self, images: RewardBatch) -> RewardScores:
         model, tokenizer = self.loaded.get()

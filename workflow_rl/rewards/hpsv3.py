@@ -9,16 +9,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from workflow_rl.errors import UserError
-from workflow_rl.rewards.base import AcceptedKind, RewardBatch, RewardScores
-from workflow_rl.rewards.frames import FrameReduction, FramesArg, score_frames
+from workflow_rl.rewards.base import RewardBatch, RewardScores
+from workflow_rl.rewards.frames import FramesArg
+from workflow_rl.rewards.image_network import ImageNetworkReward
 from workflow_rl.rewards.pixels import to_pil
 from workflow_rl.rewards.prompt_template import read_template
 from workflow_rl.rewards.qwen_vl import QwenReader, rename, smart_resize
 from workflow_rl.rewards.weights import (
-    Lazy,
     load_strict,
-    pick_device,
-    pick_dtype,
     read_tensors,
     weight_file,
 )
@@ -27,6 +25,8 @@ TOKENS = ("<|Reward|>",)
 TEMPLATE = ("INSTRUCTION", "prompt_with_special_token")
 PIXELS = 256 * 28 * 28
 """Every image is resized to about this many."""
+IMAGES_PER_BATCH = 16
+"""Images cut out of videos at a time; the network reads them one by one."""
 
 
 class PreferenceHead(nn.Sequential):
@@ -60,7 +60,7 @@ def default_template() -> Path:
     return Path(spec.submodule_search_locations[0]) / "dataset" / "data_collator_qwen.py"
 
 
-class HPSv3:
+class HPSv3(ImageNetworkReward):
     """Human preference, about 7 to 11 for good images; higher is better.
 
     Ma et al. 2025 (arXiv 2508.03789). The score is μ of the head's (μ, σ); σ is the component
@@ -87,7 +87,6 @@ class HPSv3:
     """
 
     name = "hpsv3"
-    media_kind: AcceptedKind = "any"
 
     def __init__(
         self,
@@ -103,14 +102,7 @@ class HPSv3:
         self.base = base
         self.template = template
         self.prompt = prompt
-        self.device = pick_device(device)
-        self.dtype = pick_dtype(dtype, self.device)
-        self.frames = FrameReduction.parse(frames)
-        self.loaded = Lazy(self._load)
-
-    def load(self) -> None:
-        """Load the network, its head and the template."""
-        self.loaded.get()
+        super().__init__(device, dtype, IMAGES_PER_BATCH, frames)
 
     def _load(self) -> tuple[QwenReader, PreferenceHead, str]:
         template = read_template(self.template or default_template(), TEMPLATE, TOKENS)
@@ -126,10 +118,6 @@ class HPSv3:
         head = PreferenceHead(reader.model.config.text_config.hidden_size)
         load_strict(head, head_state, path)
         return reader, head.eval().requires_grad_(False), template
-
-    def __call__(self, batch: RewardBatch) -> RewardScores:
-        """Score images or videos."""
-        return score_frames(batch, self.frames, self._score_images)
 
     def _score_images(self, images: RewardBatch) -> RewardScores:
         reader, head, template = self.loaded.get()

@@ -7,17 +7,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from workflow_rl.errors import UserError
-from workflow_rl.rewards.base import AcceptedKind, RewardBatch, RewardScores
+from workflow_rl.rewards.base import RewardBatch, RewardScores
 from workflow_rl.rewards.clip_scores import tokenise
-from workflow_rl.rewards.frames import FrameReduction, FramesArg, score_frames
+from workflow_rl.rewards.frames import FramesArg
+from workflow_rl.rewards.image_network import ImageNetworkReward
 from workflow_rl.rewards.linear_head import LinearHead
 from workflow_rl.rewards.pixels import clip_pixels
 from workflow_rl.rewards.weights import (
-    Lazy,
     load_processor,
     load_strict,
-    pick_device,
-    pick_dtype,
     read_tensors,
     weight_file,
 )
@@ -124,7 +122,7 @@ def _count(state: Mapping[str, Tensor], pattern: str) -> int:
     return len({match[1] for match in map(re.compile(pattern).match, state) if match})
 
 
-class ImageReward:
+class ImageReward(ImageNetworkReward):
     """Preference in standard deviations: about −2 to 2, mean 0; higher is better.
 
     Xu et al. 2023 (arXiv 2304.05977). Reads the first 35 tokens of the prompt. Under optimisation
@@ -145,7 +143,6 @@ class ImageReward:
     """
 
     name = "imagereward"
-    media_kind: AcceptedKind = "any"
 
     def __init__(
         self,
@@ -158,15 +155,7 @@ class ImageReward:
     ) -> None:
         self.weights = weights
         self.tokenizer = tokenizer
-        self.device = pick_device(device)
-        self.dtype = pick_dtype(dtype, self.device)
-        self.batch_size = batch_size
-        self.frames = FrameReduction.parse(frames)
-        self.loaded = Lazy(self._load)
-
-    def load(self) -> None:
-        """Load the network."""
-        self.loaded.get()
+        super().__init__(device, dtype, batch_size, frames)
 
     def _load(self) -> tuple[BlipWithHead, Any]:
         from transformers import AutoTokenizer
@@ -180,10 +169,6 @@ class ImageReward:
         load_strict(model, state, path)
         model = model.eval().requires_grad_(False).to(self.device, self.dtype)
         return model, load_processor(AutoTokenizer, self.tokenizer)
-
-    def __call__(self, batch: RewardBatch) -> RewardScores:
-        """Score images or videos."""
-        return score_frames(batch, self.frames, self._score_images, self.batch_size)
 
     def _score_images(self, images: RewardBatch) -> RewardScores:
         model, tokenizer = self.loaded.get()
