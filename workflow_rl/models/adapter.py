@@ -27,6 +27,7 @@ from workflow_rl.models.common import (
     ScheduleSpec,
     cached_text_encode,
     freeze,
+    linear_sigmas,
 )
 from workflow_rl.models.guidance import (
     CLASSIFIER_FREE,
@@ -135,9 +136,12 @@ class PipelineAdapter(ABC):
     def latent_shape(self, params: DiffusionParams) -> tuple[int, ...]:
         """Return the shape of one sample's latents, as the transformer state has it."""
 
-    @abstractmethod
     def schedule(self, params: DiffusionParams) -> ScheduleSpec:
-        """Return what the sigmas are computed from."""
+        """Return what the sigmas are computed from: linear ones, shifted by the image's tokens."""
+        rows, columns = self.token_grid(params)
+        return ScheduleSpec(
+            self.scheduler.config, rows * columns, sigmas=linear_sigmas(params.num_inference_steps)
+        )
 
     @abstractmethod
     def forward(
@@ -223,6 +227,11 @@ class PipelineAdapter(ABC):
         if params.height is None or params.width is None:
             raise ValueError("resolve the parameters first: height and width are unset")
         return params.height, params.width
+
+    def token_grid(self, params: DiffusionParams) -> tuple[int, int]:
+        """Return rows and columns of tokens of resolved parameters, one per cell of the grid."""
+        height, width = self.size_of(params)
+        return height // self.grid.height, width // self.grid.width
 
     def frames_of(self, params: DiffusionParams) -> int:
         """Return the frames of resolved parameters."""

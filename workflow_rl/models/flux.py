@@ -14,7 +14,7 @@ import torch
 from workflow_rl.card import ModelCard
 from workflow_rl.enums import GuidanceMode, MediaKind
 from workflow_rl.models.adapter import PipelineAdapter, batch_timestep, describe
-from workflow_rl.models.common import Conditioning, ScheduleSpec, linear_sigmas
+from workflow_rl.models.common import Conditioning
 from workflow_rl.models.guidance import EMBEDDED, guidance_table
 from workflow_rl.request import DiffusionParams
 
@@ -48,20 +48,9 @@ class FluxAdapter(PipelineAdapter):
         embeds, pooled, _ = self.pipeline.encode_prompt(text, max_sequence_length=length)
         return {"prompt_embeds": embeds[0], "pooled_prompt_embeds": pooled[0]}
 
-    def _tokens(self, params: DiffusionParams) -> tuple[int, int]:
-        """Return rows and columns of tokens."""
-        height, width = self.size_of(params)
-        return height // self.grid.height, width // self.grid.width
-
     def latent_shape(self, params: DiffusionParams) -> tuple[int, ...]:
-        rows, columns = self._tokens(params)
+        rows, columns = self.token_grid(params)
         return rows * columns, self.modules["transformer"].config.in_channels
-
-    def schedule(self, params: DiffusionParams) -> ScheduleSpec:
-        rows, columns = self._tokens(params)
-        return ScheduleSpec(
-            self.scheduler.config, rows * columns, sigmas=linear_sigmas(params.num_inference_steps)
-        )
 
     def forward(
         self,
@@ -89,7 +78,7 @@ class FluxAdapter(PipelineAdapter):
             encoder_hidden_states=embeds,
             txt_ids=embeds.new_zeros(embeds.shape[1], 3),
             img_ids=self.pipeline._prepare_latent_image_ids(
-                len(latents), *self._tokens(params), latents.device, dtype
+                len(latents), *self.token_grid(params), latents.device, dtype
             ),
             return_dict=False,
         )[0]

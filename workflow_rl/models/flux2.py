@@ -46,14 +46,12 @@ class Flux2KleinAdapter(PipelineAdapter):
         return {"prompt_embeds": embeds[0]}
 
     def latent_shape(self, params: DiffusionParams) -> tuple[int, ...]:
-        height, width = self.size_of(params)
-        channels = self.modules["transformer"].config.in_channels
-        return channels, height // self.grid.height, width // self.grid.width
+        return self.modules["transformer"].config.in_channels, *self.token_grid(params)
 
     def schedule(self, params: DiffusionParams) -> ScheduleSpec:
         from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 
-        _, rows, columns = self.latent_shape(params)
+        rows, columns = self.token_grid(params)
         steps = params.num_inference_steps
         return ScheduleSpec(
             self.scheduler.config,

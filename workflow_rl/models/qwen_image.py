@@ -18,7 +18,7 @@ from workflow_rl.models.adapter import (
     channel_statistics,
     describe,
 )
-from workflow_rl.models.common import Conditioning, ScheduleSpec, linear_sigmas
+from workflow_rl.models.common import Conditioning
 from workflow_rl.models.guidance import NO_GUIDANCE, NORM_RESCALED, guidance_table
 from workflow_rl.request import DiffusionParams
 
@@ -57,20 +57,9 @@ class QwenImageAdapter(PipelineAdapter):
         mask = torch.ones(embeds.shape[1], dtype=torch.bool, device=embeds.device)
         return {"prompt_embeds": embeds[0], "prompt_mask": mask}
 
-    def _tokens(self, params: DiffusionParams) -> tuple[int, int]:
-        """Return rows and columns of tokens."""
-        height, width = self.size_of(params)
-        return height // self.grid.height, width // self.grid.width
-
     def latent_shape(self, params: DiffusionParams) -> tuple[int, ...]:
-        rows, columns = self._tokens(params)
+        rows, columns = self.token_grid(params)
         return rows * columns, self.modules["transformer"].config.in_channels
-
-    def schedule(self, params: DiffusionParams) -> ScheduleSpec:
-        rows, columns = self._tokens(params)
-        return ScheduleSpec(
-            self.scheduler.config, rows * columns, sigmas=linear_sigmas(params.num_inference_steps)
-        )
 
     def forward(
         self,
@@ -89,7 +78,7 @@ class QwenImageAdapter(PipelineAdapter):
             encoder_hidden_states=conditioning["prompt_embeds"].to(dtype),
             # None without padding, as in the stock pipeline: not every attention takes one.
             encoder_hidden_states_mask=None if bool(mask.all()) else mask,
-            img_shapes=[[(1, *self._tokens(params))]] * len(latents),
+            img_shapes=[[(1, *self.token_grid(params))]] * len(latents),
             return_dict=False,
         )[0]
         return velocity

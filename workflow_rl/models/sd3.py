@@ -60,9 +60,8 @@ class SD3Adapter(PipelineAdapter):
 
     def schedule(self, params: DiffusionParams) -> ScheduleSpec:
         """Let the scheduler make its own sigmas: it shifts the smallest one twice."""
-        height, width = self.size_of(params)
-        tokens = (height // self.grid.height) * (width // self.grid.width)
-        return ScheduleSpec(self.scheduler.config, num_tokens=tokens)
+        rows, columns = self.token_grid(params)
+        return ScheduleSpec(self.scheduler.config, num_tokens=rows * columns)
 
     def forward(
         self,

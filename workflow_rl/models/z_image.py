@@ -13,7 +13,7 @@ import torch
 from workflow_rl.card import ModelCard
 from workflow_rl.enums import GuidanceMode, MediaKind
 from workflow_rl.models.adapter import PipelineAdapter, batch_timestep, describe
-from workflow_rl.models.common import Conditioning, ScheduleSpec, linear_sigmas
+from workflow_rl.models.common import Conditioning
 from workflow_rl.models.guidance import (
     FROM_POSITIVE,
     NO_GUIDANCE,
@@ -84,14 +84,6 @@ class ZImageAdapter(PipelineAdapter):
         height, width = self.size_of(params)
         factor = self.pipeline.vae_scale_factor
         return self.modules["transformer"].config.in_channels, height // factor, width // factor
-
-    def schedule(self, params: DiffusionParams) -> ScheduleSpec:
-        height, width = self.size_of(params)
-        return ScheduleSpec(
-            self.scheduler.config,
-            num_tokens=(height // self.grid.height) * (width // self.grid.width),
-            sigmas=linear_sigmas(params.num_inference_steps),
-        )
 
     def forward(
         self,
