@@ -38,4 +38,4 @@ def test_pooled_and_sequence_embeddings_separate_all_captions() -> None:
         ):
             distance = torch.cdist(embeddings, embeddings)
             distance.fill_diagonal_(torch.inf)
-            assert distance.min() > 0.05 * embeddings.norm(dim=1).mean()
+            assert distance.min() > 0.09 * embeddings.norm(dim=1).mean()
