@@ -53,6 +53,8 @@ class LevelCredit:
     groups, groups_skipped, groups_flat : int
         Number of groups; of those with fewer than two valid samples; of those whose advantages are
         all 0.
+    group_axes : int
+        Number of trailing axes along which the samples of one group lie.
     """
 
     advantages: Tensor
@@ -61,6 +63,7 @@ class LevelCredit:
     groups: int
     groups_skipped: int
     groups_flat: int
+    group_axes: int = 1
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def masked_mean(values: Tensor, dim: int | tuple[int, ...], *, keepdim: bool = F
     return total / valid.sum(dim, keepdim=keepdim)  # 0/0 = NaN
 
 
-def _snap(values: Tensor, size: Tensor) -> Tensor:
+def snap(values: Tensor, size: Tensor) -> Tensor:
     """Set what is only rounding of values of magnitude ``size`` to exactly 0."""
     return torch.where(values.abs() <= ROUNDING * size, 0.0, values)
 
@@ -127,7 +130,7 @@ def group_advantages(values: Tensor, settings: CreditSettings) -> LevelCredit:
     finite = values.isfinite()
     count = finite.sum(-1, keepdim=True)
     valid = finite & (count >= 2)
-    centred = _snap(values - masked_mean(values, -1, keepdim=True), _largest(values))
+    centred = snap(values - masked_mean(values, -1, keepdim=True), _largest(values))
     centred = torch.where(valid, centred, 0.0)
     advantages = centred * count / (count - 1).clamp_min(1) if settings.leave_one_out else centred
     if settings.normalisation != "none":
@@ -179,7 +182,7 @@ def shared_credit(rewards: Tensor, settings: CreditSettings) -> list[LevelCredit
     while values.dim() > 1:
         group_shape = [-1] + [1] * (values.dim() - 1)
         valid = values.isfinite()
-        advantages = _snap(torch.where(valid, values, 0.0), size.reshape(group_shape))
+        advantages = snap(torch.where(valid, values, 0.0), size.reshape(group_shape))
         levels.insert(
             0,
             LevelCredit(
@@ -189,6 +192,7 @@ def shared_credit(rewards: Tensor, settings: CreditSettings) -> list[LevelCredit
                 groups=flat.groups,
                 groups_skipped=flat.groups_skipped,
                 groups_flat=flat.groups_flat,
+                group_axes=values.dim() - 1,
             ),
         )
         values = masked_mean(values, -1)
@@ -196,6 +200,21 @@ def shared_credit(rewards: Tensor, settings: CreditSettings) -> list[LevelCredit
 
 
 CREDIT_RULES: dict[str, CreditRule] = {"shared": shared_credit, "nested": nested_credit}
+
+
+def check_credit_names(rule: str, normalisation: str) -> None:
+    """Refuse a rule or a normalisation that does not exist.
+
+    Raises
+    ------
+    UserError
+    """
+    if rule not in CREDIT_RULES:
+        raise UserError(f"unknown credit rule {rule!r}: choose one of {', '.join(CREDIT_RULES)}")
+    if normalisation not in ("group", "batch", "none"):
+        raise UserError(
+            f"unknown advantage normalisation {normalisation!r}: choose one of group, batch, none"
+        )
 
 
 def check_group_sizes(rule: str, sizes: Sequence[int]) -> None:
@@ -260,12 +279,7 @@ def assign_credit(
     UserError
         Unknown rule or normalisation; a tree in which the rule compares nothing.
     """
-    if rule not in CREDIT_RULES:
-        raise UserError(f"unknown credit rule {rule!r}: choose one of {', '.join(CREDIT_RULES)}")
-    if normalisation not in ("group", "batch", "none"):
-        raise UserError(
-            f"unknown advantage normalisation {normalisation!r}: choose one of group, batch, none"
-        )
+    check_credit_names(rule, normalisation)
     if rewards.dim() < 2:
         raise ValueError(f"rewards must be [P, n1, ..., nL], got {tuple(rewards.shape)}")
     check_group_sizes(rule, rewards.shape[1:])
@@ -315,7 +329,7 @@ def variance_split(rewards: Tensor, level_names: Sequence[str]) -> dict[str, flo
     counts = [int(mean.isfinite().sum()) for mean in means]
     size = torch.where(valid, leaves.abs(), 0.0).amax()
     squares = [
-        float(torch.where(valid, _snap(inner - outer, size).square(), 0.0).sum())
+        float(torch.where(valid, snap(inner - outer, size).square(), 0.0).sum())
         for outer, inner in itertools.pairwise(means)
     ]
     total = sum(squares)
