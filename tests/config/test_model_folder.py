@@ -68,6 +68,31 @@ def test_video_model_in_an_image_stage(tmp_path: Path) -> None:
     assert "an i2v model, but the stage's task is t2i" in message
 
 
+def test_text_longer_than_the_family_takes(tmp_path: Path) -> None:
+    ltx = _ltx_folder(tmp_path / "ltx")
+    assert "stages.x.max_sequence_length is 200, but ltx takes at most 128 text tokens" in _check(
+        ltx, task="i2v", max_sequence_length=200
+    )
+    later = _ltx_folder(tmp_path / "later", "LTXConditionPipeline")
+    stage = StageConfig(task="i2v", max_sequence_length=256)
+    assert check_model_folder(later, "k", stage).max_text_tokens == 256
+
+
+def test_frame_rate_is_for_models_that_are_told_it(tmp_path: Path) -> None:
+    wan = _folder(tmp_path / "wan", WAN)
+    assert "stages.x.fps is 24, but a wan model is told no frame rate" in _check(
+        wan, task="i2v", fps=24.0
+    )
+    stage = StageConfig(task="i2v", fps=24.0)
+    assert check_model_folder(_ltx_folder(tmp_path / "ltx"), "k", stage).takes_fps
+
+
+def _ltx_folder(path: Path, pipeline: str = "LTXPipeline") -> Path:
+    vae = {"spatio_temporal_scaling": [True] * 3, "patch_size": 4, "patch_size_t": 1}
+    files = {"model_index.json": {"_class_name": pipeline}, "vae/config.json": vae}
+    return _folder(path, files)
+
+
 def test_size_the_model_cannot_make(tmp_path: Path) -> None:
     flux = _folder(tmp_path / "flux", FLUX | FLUX_VAE)
     assert "stages.x.height is 63, but this model makes multiples of 8; use 64" in _check(

@@ -1,10 +1,12 @@
 """The run directory belongs to one configuration and to one process at a time."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.config.conftest import LoadWith
+from workflow_rl.config import load_config
 from workflow_rl.config.run_dir import (
     check_new_run_dir,
     create_run_dir,
@@ -78,6 +80,21 @@ def test_changed_configuration_is_noticed(load_with: LoadWith, tmp_path: Path) -
     path.write_text(path.read_text().replace("seed: 0", "seed: 1"))
     with pytest.raises(UserError, match="is not what the run began with"):
         load_run_config(tmp_path / "run")
+
+
+def test_run_from_before_a_key_was_added_is_read(load_with: LoadWith, tmp_path: Path) -> None:
+    config = load_with(f"output_dir={tmp_path / 'run'}")
+    create_run_dir(config)
+    path = tmp_path / "run" / "config.yaml"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if line.strip() != "fps: null") + "\n")
+    without = load_config(path)
+    assert without == config
+    before = json.loads((tmp_path / "run" / "run.json").read_text())
+    before["fingerprint"] = without.fingerprint(as_written=True)
+    assert before["fingerprint"] != config.fingerprint()
+    (tmp_path / "run" / "run.json").write_text(json.dumps(before))
+    assert load_run_config(tmp_path / "run") == config
 
 
 def test_damaged_or_missing_run(load_with: LoadWith, tmp_path: Path) -> None:

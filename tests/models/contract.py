@@ -392,6 +392,15 @@ class FamilyContract:
         assert family.cfg_above == instance.adapter.cfg_above
         assert family.shapes_cfg == instance.adapter.shapes_cfg
 
+    def test_defaults_are_known_before_loading(self, folder: Path, instance: ModelInstance) -> None:
+        family = FAMILIES[read_model_index(folder)["_class_name"]]
+        adapter = instance.adapter
+        assert family.max_text_tokens == adapter.max_text_tokens
+        assert family.num_frames == adapter.default_num_frames
+        adapter.pipeline.components[adapter.tokenizer].model_max_length = 10_000
+        most = family.text_tokens or family.max_text_tokens
+        assert adapter.text_length(DiffusionParams()) == most
+
     def test_guidance_that_the_model_lacks_is_one_line(self, instance: ModelInstance) -> None:
         lacking = set(GuidanceMode) - set(instance.adapter.guidances)
         assert lacking, "no model has them all"

@@ -6,7 +6,7 @@ a family whose checkpoints come under several pipeline classes has one entry for
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workflow_rl.enums import GuidanceMode
@@ -60,6 +60,15 @@ class Family:
         Classifier-free guidance is active for scales above this.
     shapes_cfg
         It takes ``cfg_normalization`` and ``cfg_truncation``.
+    max_text_tokens
+        Most text tokens that it takes.
+    text_tokens
+        Text tokens where none are asked for; None: as many as tokenizer and ``max_text_tokens``
+        allow.
+    num_frames
+        Frames where none are asked for; None for images.
+    takes_fps
+        The frame rate is an input of the model.
     refusal
         Says what in ``model_index.json`` is not supported, with the mend; None: nothing.
     """
@@ -72,6 +81,10 @@ class Family:
     guidances: Callable[[ReadJSON], tuple[GuidanceMode, ...]] = _plain_or_cfg
     cfg_above: float = 1.0
     shapes_cfg: bool = False
+    max_text_tokens: int = 512
+    text_tokens: int | None = None
+    num_frames: int | None = None
+    takes_fps: bool = False
     refusal: Callable[[Mapping[str, Any]], str | None] = lambda index: None
 
 
@@ -155,6 +168,9 @@ def _wan_ti2v_refusal(index: Mapping[str, Any]) -> str | None:
     )
 
 
+WAN_FRAMES = 81
+"""Frames of ``WanImageToVideoPipeline`` where none are asked for."""
+
 _WAN_LORA = (*LORA_ATTENTION, "ffn.net.0.proj", "ffn.net.2")
 
 
@@ -171,6 +187,16 @@ def _ltx_grid(read: ReadJSON) -> Grid:
     size = math.lcm(LTX_MULTIPLE, spatial)
     return Grid(size, size, temporal)
 
+
+_LTX = Family(
+    "ltx",
+    "i2v",
+    "workflow_rl.models.ltx:build_ltx_i2v_card",
+    grid=_ltx_grid,
+    max_text_tokens=128,
+    num_frames=161,
+    takes_fps=True,
+)
 
 FAMILIES: Mapping[str, Family] = {
     "FluxPipeline": Family(
@@ -201,6 +227,7 @@ FAMILIES: Mapping[str, Family] = {
         "t2i",
         "workflow_rl.models.sd3:build_sd3_t2i_card",
         grid=_sd3_grid,
+        text_tokens=256,
         lora_targets=LORA_JOINT_ATTENTION,
     ),
     "QwenImagePipeline": Family(
@@ -208,6 +235,8 @@ FAMILIES: Mapping[str, Family] = {
         "t2i",
         "workflow_rl.models.qwen_image:build_qwen_image_t2i_card",
         grid=_qwen_image_grid,
+        max_text_tokens=1024,
+        text_tokens=512,
         lora_targets=(
             *LORA_JOINT_ATTENTION,
             *("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
@@ -231,6 +260,7 @@ FAMILIES: Mapping[str, Family] = {
         "workflow_rl.models.wan:build_wan_i2v_card",
         grid=_wan_grid,
         lora_targets=_WAN_LORA,
+        num_frames=WAN_FRAMES,
         refusal=_wan_refusal,
     ),
     "WanPipeline": Family(
@@ -239,11 +269,10 @@ FAMILIES: Mapping[str, Family] = {
         "workflow_rl.models.wan:build_wan_i2v_card",
         grid=_wan_grid,
         lora_targets=_WAN_LORA,
+        num_frames=WAN_FRAMES,
         refusal=_wan_ti2v_refusal,
     ),
-    **dict.fromkeys(
-        ("LTXImageToVideoPipeline", "LTXPipeline", "LTXConditionPipeline"),
-        Family("ltx", "i2v", "workflow_rl.models.ltx:build_ltx_i2v_card", grid=_ltx_grid),
-    ),
+    **dict.fromkeys(("LTXImageToVideoPipeline", "LTXPipeline"), _LTX),
+    "LTXConditionPipeline": replace(_LTX, max_text_tokens=256),
 }
 """Families by the pipeline class that ``model_index.json`` names."""

@@ -56,6 +56,7 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
     if refusal is not None:
         raise UserError(f"{key}: {folder} is {refusal}")
     _check_size(folder, key, family, stage)
+    check_stage_inputs(family, key.removesuffix(".model"), stage)
     check_stage_guidance(
         key.removesuffix(".model"),
         stage,
@@ -73,6 +74,27 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
         where = f"{key.removesuffix('.model')}.lora"
         check_lora(folder, index, family.lora_targets, stage.lora, where)
     return family
+
+
+def check_stage_inputs(family: Family, where: str, stage: StageConfig) -> None:
+    """Check the text's length and the frame rate of stage ``where`` against what a family takes.
+
+    Raises
+    ------
+    UserError
+        If the text is longer than it takes, or it takes no frame rate and one is given.
+    """
+    tokens = stage.max_sequence_length
+    if tokens is not None and tokens > family.max_text_tokens:
+        raise UserError(
+            f"{where}.max_sequence_length is {tokens}, but {family.name} takes at most "
+            f"{family.max_text_tokens} text tokens; give no more, or leave it out"
+        )
+    if stage.fps is not None and not family.takes_fps:
+        raise UserError(
+            f"{where}.fps is {stage.fps:g}, but a {family.name} model is told no frame rate; "
+            "leave it out"
+        )
 
 
 def _check_size(folder: Path, key: str, family: Family, stage: StageConfig) -> None:

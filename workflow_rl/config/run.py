@@ -228,9 +228,15 @@ class RunConfig(ConfigModel):
                 )
         return self
 
-    def fingerprint(self) -> str:
-        """Return a digest of what decides the run's numbers: all but where it writes and logs."""
-        content = self.model_dump(mode="json", exclude={"output_dir", "logging"})
+    def fingerprint(self, *, as_written: bool = False) -> str:
+        """Return a digest of what decides the run's numbers: all but where it writes and logs.
+
+        ``as_written`` leaves out what the file does not say: of a file that a run wrote before a
+        key was added, it is the fingerprint of that time.
+        """
+        content = self.model_dump(
+            mode="json", exclude={"output_dir", "logging"}, exclude_unset=as_written
+        )
         content["stages"] = list(content["stages"].items())  # their order is part of the chain
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]

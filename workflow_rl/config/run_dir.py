@@ -111,7 +111,7 @@ def load_run_config(run_dir: Path) -> RunConfig:
             "output_dir of a `workflow-rl train`"
         )
     config = load_config(run_dir / CONFIG_FILE)
-    if read_fingerprint(run_dir) != config.fingerprint():
+    if read_fingerprint(run_dir) not in (config.fingerprint(), config.fingerprint(as_written=True)):
         raise UserError(
             f"{run_dir / CONFIG_FILE} is not what the run began with; undo the change, or train "
             "with it in another output_dir"

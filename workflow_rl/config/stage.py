@@ -166,6 +166,13 @@ class StageConfig(ConfigModel):
         ge=1,
         description="Frames of a video; null is 81, 9 for the embedded model. Not for t2i.",
     )
+    fps: float | None = Field(
+        None,
+        gt=0,
+        le=240,
+        description="Frames per second of the videos, where the model is told (LTX-Video); null is "
+        "the family's rate.",
+    )
     max_sequence_length: int | None = Field(
         None, ge=1, le=512, description="Text tokens; null is the tokenizer's limit, at most 512."
     )
@@ -224,6 +231,8 @@ class StageConfig(ConfigModel):
             raise ValueError(
                 f"num_frames is {self.num_frames}, but a t2i stage makes images; leave it out"
             )
+        if self.task == "t2i" and self.fps is not None:
+            raise ValueError(f"fps is {self.fps:g}, but a t2i stage makes images; leave it out")
         if (self.height is None) != (self.width is None):
             raise ValueError("give height and width together, or neither")
         return self

@@ -91,6 +91,7 @@ def stage_plan(stage: StageConfig) -> StagePlan:
             height=stage.height,
             width=stage.width,
             num_frames=stage.num_frames,
+            fps=stage.fps,
             max_sequence_length=stage.max_sequence_length,
             sde_kind=stage.sde.kind,
             sde_noise_scale=stage.sde.noise_scale,
