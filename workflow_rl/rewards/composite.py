@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from workflow_rl.rewards.base import (
     RewardScores,
     score_safely,
 )
-from workflow_rl.rewards.registry import RewardTerm, nearest
+from workflow_rl.rewards.groupwise import Groupwise
+from workflow_rl.rewards.registry import GroupKind, RewardTerm, nearest
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class StageMedia:
     batch : RewardBatch
         The stage's samples, all of one tree or of many.
     parents : sequence of int
-        Per sample the row of the sample of the stage before that it was made from. Empty for the
-        first stage.
+        Per sample the row of the sample of the stage before that it was made from; in the first
+        stage the row of its prompt, or nothing: then each text is one prompt.
     """
 
     batch: RewardBatch
@@ -42,7 +43,8 @@ class TreeScores:
     Attributes
     ----------
     total : Tensor
-        float32 ``[leaves]``, the weighted sum; NaN exactly where failed.
+        float32 ``[leaves]``, the weighted sum of the raw scores, whatever stages they are credited
+        to; NaN exactly where failed.
     failures : dict of int to str
         Why, per failed leaf: the label of the reward and its reason.
     components : dict of str to Tensor
@@ -80,7 +82,7 @@ class CompositeReward:
                 f"{len(terms)} rewards and none has a weight other than 0: give one a weight (the "
                 f"reward named constant is the one that teaches nothing)"
             )
-        self.terms = list(terms)
+        self.terms = [_with_group(term) for term in terms]
         self.labels = _labels(terms)
 
     def load(self) -> None:
@@ -94,6 +96,28 @@ class CompositeReward:
         for term in self.terms:
             if isinstance(term.reward, LoadsWeights):
                 term.reward.load()
+
+    def pointwise(self) -> "CompositeReward":
+        """Return the sum of the rewards that score a sample alone, for evaluation.
+
+        A win rate within a group says nothing of whether the group got better. Where no other
+        reward has a weight, each that is left counts with weight 1.
+
+        Raises
+        ------
+        UserError
+            There is no such reward.
+        """
+        alone = [term for term in self.terms if term.group is None]
+        if not alone:
+            raise UserError(
+                f"{', '.join(self.labels)}: compares samples of a group, which does not tell "
+                f"whether a run gets better; add a reward that scores a sample alone, with weight "
+                f"0 if it shall not train"
+            )
+        if not any(term.weight for term in alone):
+            alone = [replace(term, weight=1.0) for term in alone]
+        return self if len(alone) == len(self.terms) else CompositeReward(alone)
 
     def check_stages(self, kinds: Mapping[str, MediaKind]) -> None:
         """Refuse terms on a stage that is not in the chain or makes another kind of media.
@@ -133,16 +157,42 @@ class CompositeReward:
             leaves. To score final outputs alone, the last stage is enough.
         """
         self.check_stages({stage: made.batch.media_kind for stage, made in media.items()})
+        return self.combine(media, self.obtain(media))
+
+    def obtain(self, media: Mapping[str, StageMedia]) -> list[RewardScores]:
+        """Call each term's reward on the samples of its stage.
+
+        Returns
+        -------
+        list of RewardScores
+            One per term, over the samples of the stage that it is on.
+        """
+        last = list(media)[-1]
+        return [
+            score_safely(term.reward, media[term.on or last].batch, term.timeout_s)
+            for term in self.terms
+        ]
+
+    def combine(
+        self, media: Mapping[str, StageMedia], obtained: Sequence[RewardScores]
+    ) -> TreeScores:
+        """Hand the scores of each term on to the leaves, and sum them.
+
+        Parameters
+        ----------
+        media : mapping of str to StageMedia
+            As in :meth:`score_tree`.
+        obtained : sequence of RewardScores
+            One per term, as :meth:`obtain` returns them, however and whenever they came.
+        """
         ancestors = leaf_ancestors(media)
         last = list(media)[-1]
         total = torch.zeros(len(media[last].batch))
         failures: dict[int, str] = {}
         components: dict[str, Tensor] = {}
         component_failures: dict[str, dict[int, str]] = {}
-        for label, term in zip(self.labels, self.terms, strict=True):
-            stage = term.on or last
-            scores = score_safely(term.reward, media[stage].batch, term.timeout_s)
-            leaves = _to_leaves(scores, ancestors[stage])
+        for label, term, scores in zip(self.labels, self.terms, obtained, strict=True):
+            leaves = _to_leaves(scores, ancestors[term.on or last])
             components[label] = leaves.scores
             components.update({f"{label}/{part}": v for part, v in leaves.components.items()})
             component_failures[label] = leaves.failures
