@@ -16,6 +16,7 @@ from workflow_rl.config import (
 )
 from workflow_rl.config.first_frames import FirstFrame, open_first_frames
 from workflow_rl.config.model_folder import check_model_folder
+from workflow_rl.config.reward_checks import credit_fault
 from workflow_rl.embedded.folders import EMBEDDED_FOLDERS
 from workflow_rl.errors import UserError
 from workflow_rl.platform import FLOW_SDE_STEP, kernels
@@ -112,9 +113,13 @@ def check_rewards_import(config: RunConfig) -> None:
     Raises
     ------
     UserError
-        If a reward can't be imported or does not take its arguments.
+        If a reward can't be imported, does not take its arguments, or has nothing to compare.
     """
-    build_rewards([reward.model_dump() for reward in config.rewards])
+    terms = build_rewards([reward.model_dump() for reward in config.rewards]).terms
+    samples = {name: stage.samples for name, stage in config.stages.items()}
+    fault = credit_fault(terms, samples, (), config.credit.combine)
+    if fault is not None:
+        raise UserError(fault)
 
 
 def _check_kernel(name: str, stage: StageConfig) -> None:

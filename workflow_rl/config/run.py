@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from workflow_rl.config.base import ConfigModel
 from workflow_rl.config.prompts import FIRST_FRAME_KEY
+from workflow_rl.config.reward_checks import credit_fault
 from workflow_rl.config.stage import StageConfig
 from workflow_rl.config.yaml_text import dump_yaml
 
@@ -44,6 +45,15 @@ class RewardConfig(ConfigModel):
         60.0, gt=0, description="Seconds after which a call has failed; null waits for ever."
     )
     args: dict[str, Any] = Field({}, description="Keyword arguments of the reward.")
+    credit_to: tuple[str, ...] | None = Field(
+        None, description="Stages that this term is credited to, such as [t2i]; null is every one."
+    )
+    group: Literal["prompt", "parent"] | None = Field(
+        None,
+        description="What a reward that compares samples compares: all of a prompt, or those of "
+        "one sample of the stage before; null is prompt. A callable with a group gets one whole "
+        "group at a time.",
+    )
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -69,6 +79,23 @@ class CreditConfig(ConfigModel):
         False, description="Leave a sample out of the mean that it is compared with (RLOO)."
     )
     advantage_clip: float = Field(5.0, gt=0, description="Advantages are clipped to ± this.")
+    combine: Literal["sum", "zscore", "rank", "advantages"] = Field(
+        "sum",
+        description="What of several rewards is weighted and summed: their values, z-scores or "
+        "ranks, or the advantages that each has alone, whatever its scale.",
+    )
+    combine_over: Literal["prompt", "batch"] | None = Field(
+        None, description="Samples that zscore and rank compare with each other; null is prompt."
+    )
+
+    @model_validator(mode="after")
+    def _check_over(self) -> Self:
+        if self.combine_over is not None and self.combine not in ("zscore", "rank"):
+            raise ValueError(
+                f"combine_over is {self.combine_over!r}, but combine {self.combine!r} compares "
+                "nothing; leave combine_over out, or use combine: zscore or rank"
+            )
+        return self
 
 
 class CheckpointConfig(ConfigModel):
@@ -205,6 +232,10 @@ class RunConfig(ConfigModel):
                 "every stage makes 1 sample, so there is nothing to compare a reward with; "
                 "raise stages.*.samples"
             )
+        trained = [name for name, stage in self.stages.items() if not stage.freeze]
+        fault = credit_fault(self.rewards, samples, trained, self.credit.combine)
+        if fault is not None:
+            raise ValueError(fault)
         return self
 
     @model_validator(mode="after")

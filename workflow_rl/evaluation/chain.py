@@ -65,9 +65,9 @@ def stage_media(outputs: Sequence[StageOutput]) -> dict[str, StageMedia]:
                 media_kind=output.media_kind.value,
                 fps=output.fps,
             ),
-            parents=output.parents if position else (),
+            parents=output.parents,
         )
-        for position, output in enumerate(outputs)
+        for output in outputs
     }
 
 
@@ -88,6 +88,8 @@ def evaluate_chain(
     wake: Callable[[str], None] | None = None,
 ) -> Evaluation:
     """Sample one chain per prompt and seed without noise in the steps, and score it.
+
+    Rewards that compare the samples of a group are left out.
 
     Parameters
     ----------
@@ -117,7 +119,7 @@ def evaluate_chain(
         on_progress=on_progress,
         wake=wake,
     )
-    scored = score_chain(reward, outputs)
+    scored = score_chain(reward.pointwise(), outputs)
     return Evaluation(
         prompts=tuple(chain.prompt for chain in chains),
         seeds=tuple(seeds),

@@ -31,6 +31,10 @@ class RewardBatch:
     media_kind : {"image", "video"}
     fps : float or None
         Frames per second of a video.
+    group_ids : sequence of str
+        One per sample, equal where samples are of one group, for a reward that compares them
+        (:class:`workflow_rl.rewards.groupwise.Groupwise`): then every group is whole. Empty for
+        the others.
     """
 
     prompts: Sequence[str]
@@ -38,6 +42,7 @@ class RewardBatch:
     media: Tensor
     media_kind: MediaKind
     fps: float | None = None
+    group_ids: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Refuse media of the wrong number of axes, or prompts and ids that do not match them."""
@@ -51,6 +56,8 @@ class RewardBatch:
                 f"{len(self.media)} samples with {len(self.prompts)} prompts and "
                 f"{len(self.sample_ids)} ids"
             )
+        if self.group_ids and len(self.group_ids) != len(self.media):
+            raise ValueError(f"{len(self.media)} samples with {len(self.group_ids)} group ids")
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -63,6 +70,7 @@ class RewardBatch:
             prompts=self.prompts[rows],
             sample_ids=self.sample_ids[rows],
             media=self.media[rows],
+            group_ids=self.group_ids[rows],
         )
 
 

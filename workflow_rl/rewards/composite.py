@@ -169,7 +169,7 @@ class CompositeReward:
         """
         last = list(media)[-1]
         return [
-            score_safely(term.reward, media[term.on or last].batch, term.timeout_s)
+            score_safely(term.reward, term_batch(term, media, term.on or last), term.timeout_s)
             for term in self.terms
         ]
 
@@ -204,6 +204,35 @@ class CompositeReward:
             failures.setdefault(leaf, "the weighted sum overflows")
             total[leaf] = math.nan
         return TreeScores(total, dict(sorted(failures.items())), components, component_failures)
+
+
+def _with_group(term: RewardTerm) -> RewardTerm:
+    """A term whose group is set where its reward compares samples: the prompt's by default."""
+    if isinstance(term.reward, Groupwise) and term.group is None:
+        return replace(term, group="prompt")
+    return term
+
+
+def term_batch(term: RewardTerm, media: Mapping[str, StageMedia], stage: str) -> RewardBatch:
+    """What a term's reward is called with: the samples of its stage, in groups if it has any."""
+    batch = media[stage].batch
+    if term.group is None:
+        return batch
+    return replace(batch, group_ids=group_ids(media, stage, term.group))
+
+
+def group_ids(media: Mapping[str, StageMedia], stage: str, group: GroupKind) -> list[str]:
+    """Group of each sample of a stage: its prompt's tree, or the sample that it was made from."""
+    stages = list(media)
+    first = media[stages[0]]
+    texts = list(dict.fromkeys(first.batch.prompts))
+    prompts = first.parents or [texts.index(text) for text in first.batch.prompts]
+    rows = list(range(len(media[stage].batch)))
+    for name in stages[stages.index(stage) : 0 : -1]:
+        rows = [media[name].parents[row] for row in rows]
+        if group == "parent":
+            return [str(row) for row in rows]
+    return [str(prompts[row]) for row in rows]
 
 
 def _labels(terms: Sequence[RewardTerm]) -> list[str]:

@@ -7,7 +7,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from workflow_rl.errors import UserError
 from workflow_rl.rewards.python_callable import PythonCallable, check_arguments, import_dotted
@@ -15,6 +15,8 @@ from workflow_rl.rewards.python_callable import PythonCallable, check_arguments,
 if TYPE_CHECKING:
     from workflow_rl.rewards.base import Reward
     from workflow_rl.rewards.composite import CompositeReward
+
+GroupKind = Literal["prompt", "parent"]
 
 # name -> class, imported when used. A new reward is one file and one line here.
 REWARDS: dict[str, str] = {
@@ -38,6 +40,7 @@ REWARDS: dict[str, str] = {
     "temporal_flickering": "workflow_rl.rewards.temporal_flickering:TemporalFlickering",
     "videoalign": "workflow_rl.rewards.videoalign:VideoAlign",
     "vlm_judge": "workflow_rl.rewards.vlm_judge:VlmJudge",
+    "vlm_pairwise": "workflow_rl.rewards.vlm_pairwise:PairwiseVlmJudge",
 }
 
 
@@ -59,6 +62,11 @@ class RewardSpec:
         Seconds after which a call has failed.
     args : mapping
         Keyword arguments of the reward.
+    credit_to : sequence of str or None
+        The stages that it is credited to; None is every stage.
+    group : {"prompt", "parent"} or None
+        What a reward that compares samples compares: all of a prompt, or those of one sample of the
+        stage before; None is the prompt. A callable with a group gets one whole group at a time.
     """
 
     name: str | None = None
@@ -67,16 +75,24 @@ class RewardSpec:
     on: str | None = None
     timeout_s: float | None = None
     args: Mapping[str, object] = field(default_factory=dict)
+    credit_to: Sequence[str] | None = None
+    group: GroupKind | None = None
 
 
 @dataclass(frozen=True)
 class RewardTerm:
-    """A reward with its place in the sum; fields as in :class:`RewardSpec`."""
+    """A reward with its place in the sum; fields as in :class:`RewardSpec`.
+
+    ``group`` is None exactly where the reward scores each sample alone. A reward with a group must
+    be called with whole groups, named in the batch's ``group_ids``.
+    """
 
     reward: "Reward"
     weight: float = 1.0
     on: str | None = None
     timeout_s: float | None = None
+    credit_to: Sequence[str] | None = None
+    group: GroupKind | None = None
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -124,12 +140,32 @@ def build_reward(spec: RewardSpec | Mapping[str, object]) -> RewardTerm:
         raise UserError(
             f"reward {label!r} has timeout_s {spec.timeout_s}: give seconds above 0, or null"
         )
-    reward = (
+    if spec.group not in (None, "prompt", "parent"):
+        raise UserError(f"reward {label!r} has group {spec.group!r}: give prompt or parent")
+    reward: Reward = (
         PythonCallable(spec.callable, spec.args)
         if spec.callable is not None
         else _build_named(str(spec.name), spec.args)
     )
-    return RewardTerm(reward, spec.weight, spec.on, spec.timeout_s)
+    reward, group = _with_group(reward, spec)
+    return RewardTerm(reward, spec.weight, spec.on, spec.timeout_s, spec.credit_to, group)
+
+
+def _with_group(reward: "Reward", spec: RewardSpec) -> "tuple[Reward, GroupKind | None]":
+    """The reward, a callable with a group wrapped, and what it compares."""
+    if spec.callable is not None and spec.group is None:
+        return reward, None
+    from workflow_rl.rewards.groupwise import Groupwise, GroupwiseCallable
+
+    if isinstance(reward, PythonCallable):
+        return GroupwiseCallable(reward), spec.group
+    if isinstance(reward, Groupwise):
+        return reward, spec.group or "prompt"
+    if spec.group is not None:
+        raise UserError(
+            f"reward {spec.name!r} scores each sample alone, so it has no group: leave group out"
+        )
+    return reward, None
 
 
 def _build_named(name: str, args: Mapping[str, object]) -> "Reward":
@@ -153,9 +189,12 @@ def build_rewards(specs: Sequence[RewardSpec | Mapping[str, object]]) -> "Compos
     Raises
     ------
     UserError
-        As :func:`build_reward`, or where no reward has a weight other than 0.
+        As :func:`build_reward`; where no reward has a weight other than 0; where every reward
+        compares the samples of a group, which leaves nothing to evaluate by.
     """
     terms = [build_reward(spec) for spec in specs]
     from workflow_rl.rewards.composite import CompositeReward
 
-    return CompositeReward(terms)
+    composite = CompositeReward(terms)
+    composite.pointwise()
+    return composite

@@ -176,11 +176,31 @@ class VlmJudge:
 
     def _grades(self, sample: RewardBatch) -> dict[str, float]:
         """Grades of one sample, in [0, 1], by criterion."""
+        what = "the image" if sample.media_kind == "image" else "frames of the video, in order"
+        text = f"The text: {sample.prompts[0]}\nBelow: {what}."
+        return self.ask([{"type": "text", "text": text}, *self.shown(sample)])
+
+    def ask(self, content: list[dict[str, Any]]) -> dict[str, float]:
+        """Ask about what ``content`` tells and shows.
+
+        Returns
+        -------
+        dict of str to float
+            By criterion, the label as a share of the way from ``lowest`` to ``highest``.
+
+        Raises
+        ------
+        Exception
+            Whatever the server made happen; no proper answer is a ValueError.
+        """
         by_logprob = self.method == "logprob"
         ask = {"temperature": 0.0, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
         reply = self.client.get().chat.completions.create(
             model=self.model,
-            messages=self._messages(sample),
+            messages=[
+                {"role": "system", "content": self._instructions()},
+                {"role": "user", "content": content},
+            ],
             response_format={
                 "type": "json_schema",
                 "json_schema": {
@@ -217,8 +237,8 @@ class VlmJudge:
         ]
         return expected_labels(tokens, list(self.criteria), self.labels)
 
-    def _messages(self, sample: RewardBatch) -> list[dict[str, Any]]:
-        """What the judge is told and shown."""
+    def _instructions(self) -> str:
+        """The rubric with its places filled in."""
         questions = "\n".join(f"- {name}: {text}" for name, text in self.criteria.items())
         rubric = self.rubric
         for place, filling in (
@@ -227,15 +247,13 @@ class VlmJudge:
             ("{criteria}", questions),
         ):
             rubric = rubric.replace(place, filling)
-        shown: list[dict[str, Any]] = [
+        return rubric
+
+    def shown(self, sample: RewardBatch) -> list[dict[str, Any]]:
+        """The image or the frames of a batch of one, as parts of a message."""
+        return [
             {"type": "image_url", "image_url": {"url": data_url(image, self.max_side)}}
             for image in self._pictures(sample)
-        ]
-        what = "the image" if sample.media_kind == "image" else "frames of the video, in order"
-        text = f"The text: {sample.prompts[0]}\nBelow: {what}."
-        return [
-            {"role": "system", "content": rubric},
-            {"role": "user", "content": [{"type": "text", "text": text}, *shown]},
         ]
 
     def _pictures(self, sample: RewardBatch) -> list[Image.Image]:
