@@ -224,6 +224,8 @@ class ChainRLMethod(TrainingMethod):
             raise RuntimeError("there was no iteration")
         metrics = reward_metrics(self.last)
         metrics |= variance_split(self.last.rewards, [policy.name for policy in self.policies])
+        for output in self.last.outputs:
+            metrics[f"samples/{output.stage.name}"] = len(output.requests)
         for policy, level in zip(self.policies, self.last.credit.levels, strict=True):
             metrics[f"groups_skipped/{policy.name}"] = level.groups_skipped
             metrics[f"groups_flat/{policy.name}"] = level.groups_flat
