@@ -16,6 +16,7 @@ from torch import nn
 from tests.models.contract import PROMPTS, TOLERANCE, FamilyCase, FamilyContract, StockCall
 from tests.models.lora_contract import LoRAContract
 from tests.tiny_models.ltx import CHANNELS, Version, save_ltx
+from workflow_rl.config import StageConfig
 from workflow_rl.config.families import FAMILIES
 from workflow_rl.config.lora import LoRAConfig
 from workflow_rl.config.lora_file import lora_layout
@@ -26,6 +27,7 @@ from workflow_rl.loop.schedule import euler_sigmas
 from workflow_rl.models import build_card
 from workflow_rl.models.ltx import DECODE_NOISE_SCALE, DECODE_TIMESTEP, VAE_SEED
 from workflow_rl.request import Request, TaskType, make_request
+from workflow_rl.training.build import stage_plan
 from workflow_rl.training.rollout import rollout_loop
 
 FRAMES, HEIGHT, WIDTH = 17, 32, 64
@@ -213,6 +215,17 @@ def test_schedule_of_the_published_size(instance: ModelInstance) -> None:
     sigmas = euler_sigmas(instance.adapter.schedule(params), 50).tolist()
     assert sigmas[:3] == pytest.approx([1.0, 0.99890, 0.99776], abs=6e-6)
     assert sigmas[-3:] == pytest.approx([0.33558, 0.1, 0.0], abs=6e-6)
+
+
+def test_a_stage_tells_the_model_its_frame_rate(instance: ModelInstance) -> None:
+    """The key reaches the positions in time, and the videos that are written."""
+    scales = {}
+    for fps in (None, 10.0):
+        asked = stage_plan(StageConfig(task="i2v", fps=fps)).params
+        params = instance.adapter.resolve(replace(_request(), params=asked))
+        positions = instance.adapter.positions(torch.zeros(1), params)
+        scales[params.fps] = positions["rope_interpolation_scale"][0]
+    assert scales == {25.0: 8 / 25, 10.0: 8 / 10}
 
 
 THIRTEEN_B = {"attention_head_dim": 128, "cross_attention_dim": 4096, "num_layers": 48}

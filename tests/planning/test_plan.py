@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from workflow_rl.cli.main import app
 from workflow_rl.embedded.pretrain import CHECKPOINTS, IMAGE_FOLDER, VIDEO_FOLDER
+from workflow_rl.models import build_card
 from workflow_rl.planning.architecture import find_architecture
 from workflow_rl.planning.modules import build_modules
+from workflow_rl.request import TaskType
 
 QUICKSTART = "configs/quickstart.yaml"
 
@@ -29,7 +31,8 @@ def plan(*arguments: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def quickstart() -> dict[str, Any]:
-    return plan(QUICKSTART, "stages.i2v.num_frames=9")["stages"]
+    stages: dict[str, Any] = plan(QUICKSTART)["stages"]
+    return stages
 
 
 @pytest.mark.parametrize(
@@ -99,5 +102,20 @@ def test_a_size_beyond_a_models_positions_is_one_line() -> None:
     fits = ["configs/sd35_wan_ti2v.yaml", "stages.t2i.width=64"]
     result = CliRunner().invoke(app, ["plan", *fits, "stages.t2i.height=6160"])
     assert result.exit_code == 2
-    message = "6160 × 64 px, but the model has positions for 6144 px"
+    message = "stages.t2i.height is 6160, but this model has positions for 6144 pixels"
     assert message in result.output + str(result.exception)
+
+
+def test_a_text_longer_than_training_would_take_is_one_line() -> None:
+    asked = "stages.i2v.max_sequence_length=129"
+    model = "stages.i2v.model=LTX-Video"
+    result = CliRunner().invoke(app, ["plan", QUICKSTART, model, asked])
+    assert result.exit_code == 2
+    message = "stages.i2v.max_sequence_length is 129, but ltx takes at most 128 text tokens"
+    assert message in result.output + str(result.exception)
+
+
+def test_embedded_models_are_counted_at_their_own_defaults(quickstart: dict[str, Any]) -> None:
+    """The frames that the card fills in training, not the family's 81."""
+    defaults = build_card(None, TaskType.I2V).defaults
+    assert quickstart["i2v"]["size"] == f"32 × 32 px × {defaults.num_frames} frames"

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 H100_TFLOPS = 989.0
 """Dense bfloat16 peak of an H100 SXM (NVIDIA's data sheet)."""
 
+FILLED_BY_CARDS = ("guidance_scale", "height", "width", "num_frames", "max_sequence_length")
+"""Keys of a stage that a plan counts with, and that a model's card may fill."""
+
 
 def plan(
     config_path: Annotated[
@@ -64,28 +67,12 @@ def plan(
     _check_options(gpus, gpu_memory, peak_tflops, utilisation)
     config = load_config(config_path, overrides or [])
     architectures = {
-        name: find_architecture(
-            model_folder(stage),
-            f"stages.{name}.model",
-        )
+        name: find_architecture(model_folder(stage), f"stages.{name}.model")
         for name, stage in config.stages.items()
     }
-    num_prompts, notes = _count_prompts(config.data.prompts, config)
-    evaluated = num_prompts
-    if config.data.eval_prompts is not None:
-        evaluated, more = _count_prompts(config.data.eval_prompts, config)
-        notes += more
-    if gpus > config.data.prompts_per_iteration:
-        notes.append(
-            f"data.prompts_per_iteration is {config.data.prompts_per_iteration}: "
-            f"of {gpus} GPUs the others would wait"
-        )
-    numbers, advice = _count(
-        config,
-        architectures,
-        (num_prompts, evaluated),
-        (gpus, gpu_memory, peak_tflops, utilisation),
-    )
+    num_prompts, num_evaluated, notes = _prompts(config, gpus)
+    hardware = (gpus, gpu_memory, peak_tflops, utilisation)
+    numbers, advice = _count(config, architectures, (num_prompts, num_evaluated), hardware)
     from workflow_rl.cli.plan_view import as_dict, show
 
     if as_json:
@@ -106,12 +93,44 @@ def _check_options(gpus: int, gpu_memory: float, peak_tflops: float, utilisation
         raise UserError(f"--utilisation is {utilisation:g}; give a part of 1, such as 0.4")
 
 
+def _prompts(config: RunConfig, gpus: int) -> tuple[int, int, list[str]]:
+    """Return the distinct prompts of the run and of an evaluation, and what to note of them."""
+    num_prompts, notes = _count_prompts(config.data.prompts, config)
+    num_evaluated = num_prompts
+    if config.data.eval_prompts is not None:
+        num_evaluated, more = _count_prompts(config.data.eval_prompts, config)
+        notes += more
+    per_iteration = config.data.prompts_per_iteration
+    if gpus > per_iteration:
+        notes.append(
+            f"data.prompts_per_iteration is {per_iteration}: of {gpus} GPUs the others would wait"
+        )
+    return num_prompts, num_evaluated, notes
+
+
 def _count_prompts(path: Path, config: RunConfig) -> tuple[int, list[str]]:
     """Return the distinct prompts of a file; where it is not there yet, those of an iteration."""
     if path.exists():
         return len(read_prompts(path, config.stages)), []
     count = config.data.prompts_per_iteration
     return count, [f"{path} is not there; counted with {count} prompts in the run"]
+
+
+def with_model_defaults(config: RunConfig) -> RunConfig:
+    """Return the configuration with what the embedded models' cards fill in training."""
+    from workflow_rl.models import build_card
+    from workflow_rl.request import TaskType
+    from workflow_rl.training.build import stage_plan
+
+    stages = dict(config.stages)
+    for name, stage in stages.items():
+        if stage.model is None:
+            defaults = build_card(None, TaskType(stage.task)).defaults
+            params = stage_plan(stage).params.filled(defaults)
+            stages[name] = stage.model_copy(
+                update={key: getattr(params, key) for key in FILLED_BY_CARDS}
+            )
+    return config.model_copy(update={"stages": stages})
 
 
 def _count(
@@ -127,6 +146,7 @@ def _count(
         from workflow_rl.planning.advice import advise
         from workflow_rl.planning.run import GIGABYTE, Hardware, Planner
 
+        config = with_model_defaults(config)
         gpus, gpu_memory, peak_tflops, utilisation = hardware
         machine = Hardware(gpus, int(gpu_memory * GIGABYTE), peak_tflops, utilisation)
         planner = Planner(

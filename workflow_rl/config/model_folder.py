@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workflow_rl.config.families import FAMILIES, Family
+from workflow_rl.config.families import FAMILIES, Family, Grid, ReadJSON
 from workflow_rl.config.guidance import check_stage_guidance
 from workflow_rl.config.lora_file import check_lora
 from workflow_rl.config.stage import StageConfig
@@ -39,32 +39,12 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
             f"{key}: {folder} has no model_index.json, so it is not a diffusers folder; "
             "give the folder that save_pretrained wrote"
         )
-    index = _read_json(folder / "model_index.json", key)
-    pipeline = index.get("_class_name")
-    family = FAMILIES.get(str(pipeline))
-    if family is None:
-        raise UserError(
-            f"{key}: {folder} holds a {pipeline}, which is not supported; "
-            f"use one of {', '.join(FAMILIES)}"
-        )
-    if family.task != stage.task:
-        raise UserError(
-            f"{key}: {folder} holds a {pipeline}, an {family.task} model, but the stage's task is "
-            f"{stage.task}; put it in an {family.task} stage"
-        )
-    refusal = family.refusal(index)
-    if refusal is not None:
-        raise UserError(f"{key}: {folder} is {refusal}")
-    _check_size(folder, key, family, stage)
-    check_stage_inputs(family, key.removesuffix(".model"), stage)
-    check_stage_guidance(
-        key.removesuffix(".model"),
-        stage,
-        family.guidances(lambda path: _read_json(folder / path, key)),
-        family.cfg_above,
-        has_experts=index.get("transformer_2", [None])[0] is not None,
-        shapes_cfg=family.shapes_cfg,
-    )
+
+    def read(path: str) -> dict[str, Any]:
+        return _read_json(folder / path, key)
+
+    family = check_model_json(read, str(folder), key, stage)
+    index = read("model_index.json")
     files = check_weight_files(folder, index, stage.variant)
     if stage.train_modules:
         check_train_modules(
@@ -76,14 +56,52 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
     return family
 
 
-def check_stage_inputs(family: Family, where: str, stage: StageConfig) -> None:
-    """Check the text's length and the frame rate of stage ``where`` against what a family takes.
+def check_model_json(read: ReadJSON, source: str, key: str, stage: StageConfig) -> Family:
+    """Check what a model's JSON files tell against a stage; the weights need not be there.
+
+    Parameters
+    ----------
+    read
+        Returns one of the files.
+    source, key
+        Where they are from, and the configuration key that named it, for messages.
 
     Raises
     ------
     UserError
-        If the text is longer than it takes, or it takes no frame rate and one is given.
+        As `check_model_folder`.
     """
+    index = read("model_index.json")
+    pipeline = index.get("_class_name")
+    family = FAMILIES.get(str(pipeline))
+    if family is None:
+        raise UserError(
+            f"{key}: {source} holds a {pipeline}, which is not supported; "
+            f"use one of {', '.join(FAMILIES)}"
+        )
+    if family.task != stage.task:
+        raise UserError(
+            f"{key}: {source} holds a {pipeline}, an {family.task} model, but the stage's task is "
+            f"{stage.task}; put it in an {family.task} stage"
+        )
+    refusal = family.refusal(index)
+    if refusal is not None:
+        raise UserError(f"{key}: {source} is {refusal}")
+    where = key.removesuffix(".model")
+    _check_size(family.grid(read), where, stage)
+    _check_inputs(family, where, stage)
+    check_stage_guidance(
+        where,
+        stage,
+        family.guidances(read),
+        family.cfg_above,
+        has_experts=index.get("transformer_2", [None])[0] is not None,
+        shapes_cfg=family.shapes_cfg,
+    )
+    return family
+
+
+def _check_inputs(family: Family, where: str, stage: StageConfig) -> None:
     tokens = stage.max_sequence_length
     if tokens is not None and tokens > family.max_text_tokens:
         raise UserError(
@@ -97,9 +115,7 @@ def check_stage_inputs(family: Family, where: str, stage: StageConfig) -> None:
         )
 
 
-def _check_size(folder: Path, key: str, family: Family, stage: StageConfig) -> None:
-    grid = family.grid(lambda path: _read_json(folder / path, key))
-    where = key.removesuffix(".model")
+def _check_size(grid: Grid, where: str, stage: StageConfig) -> None:
     for name, value, step in (
         ("height", stage.height, grid.height),
         ("width", stage.width, grid.width),

@@ -19,7 +19,7 @@ from workflow_rl.planning.inputs import (
 )
 from workflow_rl.planning.measure import Cost, cost_with_grad, cost_without_grad
 from workflow_rl.planning.modules import META
-from workflow_rl.planning.sizes import Geometry, defaults_of
+from workflow_rl.planning.sizes import Geometry
 from workflow_rl.planning.stacks import cost_of_stacks
 
 Passes = Literal["one", "sequential", "batched"]
@@ -40,11 +40,14 @@ class StageModel:
         What trains, as ``component.parameter``.
     size
         Sizes of one sample.
+    cfg_above
+        A guidance scale above this is classifier-free guidance.
     """
 
     modules: Mapping[str, Any]
     trained: Mapping[str, nn.Parameter]
     size: Geometry
+    cfg_above: float = 1.0
     _counted: dict[tuple[Any, ...], Cost] = field(default_factory=dict)
 
     @property
@@ -153,13 +156,12 @@ class StageModel:
         )
 
 
-def passes_of(stage: StageConfig, transformer: Any) -> Passes:
+def passes_of(stage: StageConfig, model: StageModel) -> Passes:
     """Return how many forward passes a step of the stage takes, and how."""
     if stage.guidance is not None:
         guided = stage.guidance is GuidanceMode.CFG
-    elif transformer.config.get("guidance_embeds", False):
+    elif model.transformer.config.get("guidance_embeds", False):
         guided = False
     else:
-        above = defaults_of(transformer).cfg_above
-        guided = stage.guidance_scale is not None and stage.guidance_scale > above
+        guided = stage.guidance_scale is not None and stage.guidance_scale > model.cfg_above
     return stage.cfg_batching if guided else "one"

@@ -133,7 +133,7 @@ def stage_memory(
     count = sum(p.numel() for p in trained)
     own = sum(p.numel() * p.element_size() for p in trained)
     sixteen_bit = sum(p.numel() for p in trained if p.element_size() < FLOAT32)
-    passes = passes_of(stage, model.transformer)
+    passes = passes_of(stage, model)
     plain = model.training_step(work.training_batch, passes, checkpointing=False)
     checkpointed = model.training_step(work.training_batch, passes, checkpointing=True)
     used = checkpointed if stage.memory.gradient_checkpointing else plain
@@ -179,7 +179,7 @@ def _encode_peak(stage: StageConfig, model: StageModel, batch: int) -> int:
 
 
 def _evaluation_peak(stage: StageConfig, model: StageModel, batch: int) -> int:
-    passes = passes_of(stage, model.transformer)
+    passes = passes_of(stage, model)
     return max(
         model.step(batch, passes).peak,
         model.decode(batch, stage).peak,

@@ -10,6 +10,7 @@ import torch
 
 from workflow_rl.config import RunConfig, StageConfig
 from workflow_rl.config.families import FAMILIES
+from workflow_rl.config.model_folder import check_model_json
 from workflow_rl.errors import UserError
 from workflow_rl.planning.architecture import Architecture
 from workflow_rl.planning.costs import StageModel, passes_of
@@ -63,6 +64,10 @@ class RunNumbers:
 
     def bottleneck(self, *, swapped: bool) -> Bottleneck:
         """Return the peak per GPU, with only the working stage on it or with all of them."""
+        return max(self.bottlenecks(swapped=swapped), key=lambda bottleneck: bottleneck.bytes)
+
+    def bottlenecks(self, *, swapped: bool) -> list[Bottleneck]:
+        """Return the peak per GPU of every phase of every stage."""
         found = []
         for stage in self.stages:
             others = [s.memory for s in self.stages if s is not stage and not swapped]
@@ -74,7 +79,7 @@ class RunNumbers:
                     held += sum(memory.dropped for memory in others)
                 total = self.embeddings + held + stage.memory.resident + extra
                 found.append(Bottleneck(total, stage.name, phase))
-        return max(found, key=lambda bottleneck: bottleneck.bytes)
+        return found
 
     @property
     def peak(self) -> Bottleneck:
@@ -159,7 +164,7 @@ class Planner:
         stages = []
         for name, stage in config.stages.items():
             model = self._model(name, stage, before)
-            guided = passes_of(stage, model.transformer) != "one"
+            guided = passes_of(stage, model) != "one"
             work = stage_work(config, stage, parents, prompts, guided=guided)
             source = self.architectures[name].source
             stages.append(count_stage(name, source, stage, model, work, config.evaluation.weights))
@@ -176,12 +181,18 @@ class Planner:
         if key not in self._models:
             self.on_stage(name)
             architecture = self.architectures[name]
+            family = FAMILIES.get(architecture.pipeline)
+            if family is not None:
+                check_model_json(
+                    architecture.read, architecture.source, f"stages.{name}.model", stage
+                )
             modules = build_modules(architecture, DTYPES[stage.dtype])
             check_modules(name, architecture, modules)
             size = geometry(name, architecture, stage, modules, before)
             targets = lora_targets(architecture, stage, name)
             trained = select_trained(policies_of(modules), stage, targets, f"stages.{name}")
-            self._models[key] = StageModel(modules, trained, size)
+            cfg_above = 1.0 if family is None else family.cfg_above
+            self._models[key] = StageModel(modules, trained, size, cfg_above)
         return self._models[key]
 
 

@@ -12,29 +12,17 @@ from workflow_rl.errors import UserError
 from workflow_rl.planning.architecture import INDEX, Architecture
 
 MAX_TEXT_TOKENS = 512
+"""Of a pipeline that is no family here."""
 
-
-@dataclass(frozen=True)
-class Defaults:
-    """What a family takes where a stage says nothing; ``side`` None: the VAE's sample size.
-
-    A guidance scale above ``cfg_above`` is classifier-free guidance.
-    """
-
-    text_tokens: int = MAX_TEXT_TOKENS
-    frames: int = 81
-    side: int | None = None
-    cfg_above: float = 1.0
-
-
-DEFAULTS: Mapping[str, Defaults] = {
-    "Flux2Transformer2DModel": Defaults(side=1024),
-    "LTXVideoTransformer3DModel": Defaults(text_tokens=128, frames=161),
-    "QwenImageTransformer2DModel": Defaults(side=1024),
-    "SD3Transformer2DModel": Defaults(text_tokens=256),
-    "ZImageTransformer2DModel": Defaults(side=1024, cfg_above=0.0),
+SIDES: Mapping[str, int] = {
+    "Flux2Transformer2DModel": 1024,
+    "QwenImageTransformer2DModel": 1024,
+    "ZImageTransformer2DModel": 1024,
 }
-"""By transformer class; others have the defaults of `Defaults`. As in the adapters."""
+"""Height and width in px where none are asked for, by transformer class, as in the adapters.
+
+Of others it is the VAE's sample size.
+"""
 
 
 @dataclass(frozen=True)
@@ -85,24 +73,18 @@ def geometry(
         If the model can't make that size, or nothing says what it is.
     """
     index = architecture.read(INDEX)
-    defaults = defaults_of(modules["transformer"])
-    height, width = _image_size(name, stage, modules["vae"], before, defaults)
-    frames = 1 if stage.task == "t2i" else stage.num_frames or defaults.frames
-    _check_grid(name, stage, architecture, height, width, frames)
+    height, width = _image_size(name, stage, modules, before)
+    frames = 1 if stage.task == "t2i" else _frames(name, architecture, stage)
+    _check_grid(name, architecture, height, width, frames)
     return Geometry(
         batch=1,
         height=height,
         width=width,
         frames=frames,
         latent_CTHW=latent_size(modules["vae"], height, width, frames),
-        text_tokens=_text_tokens(architecture, stage, defaults),
+        text_tokens=_text_tokens(architecture, stage),
         per_token_time=bool(index.get("expand_timesteps")) or "LTX" in architecture.pipeline,
     )
-
-
-def defaults_of(transformer: Any) -> Defaults:
-    """Return what the family of a transformer takes where a stage says nothing."""
-    return DEFAULTS.get(type(transformer).__name__, Defaults())
 
 
 def latent_size(vae: Any, height: int, width: int, frames: int) -> tuple[int, int, int, int]:
@@ -125,7 +107,7 @@ def latent_size(vae: Any, height: int, width: int, frames: int) -> tuple[int, in
 
 
 def _image_size(
-    name: str, stage: StageConfig, vae: Any, before: Geometry | None, defaults: Defaults
+    name: str, stage: StageConfig, modules: Mapping[str, Any], before: Geometry | None
 ) -> tuple[int, int]:
     if stage.height is not None and stage.width is not None:
         return stage.height, stage.width
@@ -135,21 +117,30 @@ def _image_size(
         raise UserError(
             f"stages.{name} begins the chain with given images; set its height and width to plan it"
         )
-    side = int(vae.config["sample_size"]) if defaults.side is None else defaults.side
+    side = SIDES.get(type(modules["transformer"]).__name__)
+    if side is None:
+        side = int(modules["vae"].config["sample_size"])
     return side, side
 
 
+def _frames(name: str, architecture: Architecture, stage: StageConfig) -> int:
+    if stage.num_frames is not None:
+        return stage.num_frames
+    family = FAMILIES.get(architecture.pipeline)
+    if family is None or family.num_frames is None:
+        raise UserError(
+            f"stages.{name}.num_frames is null, and {architecture.pipeline} has no default; give it"
+        )
+    return family.num_frames
+
+
 def _check_grid(
-    name: str, stage: StageConfig, architecture: Architecture, height: int, width: int, frames: int
+    name: str, architecture: Architecture, height: int, width: int, frames: int
 ) -> None:
+    """Check sizes that a stage need not have said itself: those of the stage before it."""
     family = FAMILIES.get(architecture.pipeline)
     if family is None:
         return
-    if family.task != stage.task:
-        raise UserError(
-            f"stages.{name}.model: {architecture.source} is an {family.task} model, but the "
-            f"stage's task is {stage.task}; put it in an {family.task} stage"
-        )
     grid = family.grid(architecture.read)
     if height % grid.height or width % grid.width or (frames - 1) % grid.frames:
         raise UserError(
@@ -164,13 +155,14 @@ def _check_grid(
         )
 
 
-def _text_tokens(architecture: Architecture, stage: StageConfig, defaults: Defaults) -> int:
+def _text_tokens(architecture: Architecture, stage: StageConfig) -> int:
     """Return the length of text embeddings: the stage's, else the last tokenizer's, bounded."""
     if stage.max_sequence_length is not None:
         return stage.max_sequence_length
+    family = FAMILIES.get(architecture.pipeline)
+    most = MAX_TEXT_TOKENS if family is None else family.text_tokens or family.max_text_tokens
     for name in ("tokenizer_3", "tokenizer_2", "tokenizer"):
         file = f"{name}/tokenizer_config.json"
         if file in architecture.files:
-            limit = architecture.read(file).get("model_max_length", defaults.text_tokens)
-            return int(min(defaults.text_tokens, limit))
-    return defaults.text_tokens
+            return int(min(most, architecture.read(file).get("model_max_length", most)))
+    return most

@@ -66,7 +66,7 @@ def count_stage(
 
 def stage_flops(stage: StageConfig, model: StageModel, work: Work) -> dict[str, int]:
     """Return the FLOPs of an iteration by cause; a multiply-add is 2."""
-    passes = passes_of(stage, model.transformer)
+    passes = passes_of(stage, model)
     step = model.step(work.rollout_batch, passes).flops // work.rollout_batch
     plain, used = (
         model.training_step(work.training_batch, passes, checkpointing=checkpointing).flops
