@@ -165,12 +165,26 @@ class TrackioConfig(ConfigModel):
     name: str | None = Field(None, description="Name of the run; null: the run directory's.")
 
 
+class RolloutsConfig(ConfigModel):
+    """Groups of training samples that are kept for the report, with rewards and advantages."""
+
+    every: int | None = Field(
+        None, ge=1, description="Iterations between two savings; null: as often as an evaluation."
+    )
+    groups: int = Field(
+        2,
+        ge=0,
+        description="Prompts kept each time: the best, the worst, then evenly between; 0: none.",
+    )
+
+
 class LoggingConfig(ConfigModel):
-    """Where metrics go besides metrics.jsonl."""
+    """Where metrics go besides metrics.jsonl, and what is kept to look at."""
 
     tensorboard: bool = Field(True, description="Write TensorBoard events to the run directory.")
     wandb: WandbConfig | None = Field(None, description="Weights & Biases; null: off.")
     trackio: TrackioConfig | None = Field(None, description="Trackio; null: off.")
+    rollouts: RolloutsConfig = Field(RolloutsConfig(), description="Samples kept to look at.")
 
 
 class RunConfig(ConfigModel):

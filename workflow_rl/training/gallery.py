@@ -1,40 +1,81 @@
-"""Keeps the best and the worst group of an iteration: media, rewards and advantages as a tree."""
+"""Keeps groups of an iteration to look at: media, rewards and advantages as a tree."""
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from workflow_rl.evaluation.media_files import shown, write_media
+from workflow_rl.evaluation.media_files import LostMedia, shown
 from workflow_rl.training.methods.chain import Iteration
 
 
-def save_groups(run_dir: Path, number: int, iteration: Iteration) -> Path | None:
-    """Write the groups with the highest and the lowest mean reward below ``rollouts/``.
+def save_groups(run_dir: Path, number: int, iteration: Iteration, groups: int = 2) -> LostMedia:
+    """Write ``groups`` of an iteration below ``rollouts/``: media, and a JSON file that is whole.
 
-    Returns the JSON file, or None when no group has a reward.
+    They are the prompts with the highest and the lowest mean reward and others at even distances
+    between them; beside those, the first prompt without any reward, where there is one.
+
+    Returns
+    -------
+    LostMedia
+        What the disk refused. Where it refused the JSON file, nothing of the iteration is left.
     """
-    means = iteration.rewards.flatten(1).nanmean(1)
-    ranked = [p for p in means.argsort(descending=True).tolist() if math.isfinite(means[p])]
-    if not ranked:
-        return None
+    lost = LostMedia()
     folder = run_dir / "rollouts" / f"iteration_{number:08d}"
-    picked = list(dict.fromkeys([ranked[0], ranked[-1]]))
-    groups = [_group(run_dir, folder, iteration, prompt) for prompt in picked]
+    ranked = _ranked(iteration.rewards.flatten(1).nanmean(1).tolist())
+    failed = [p for p in range(len(iteration.rewards)) if p not in ranked]
+    picked = [(ranked[rank], rank + 1) for rank in _spread(len(ranked), groups)]
+    saved = [
+        {**_group(run_dir, folder, iteration, prompt, lost), "rank": rank, "ranked": len(ranked)}
+        for prompt, rank in picked
+    ]
+    if groups:
+        saved += [_group(run_dir, folder, iteration, prompt, lost) for prompt in failed[:1]]
+    if saved:
+        record = {"iteration": number, "groups": saved, **lost.to_json()}
+        _write_json(folder, record, lost)
+    return lost
+
+
+def _write_json(folder: Path, record: dict[str, Any], lost: LostMedia) -> None:
     path = folder.with_suffix(".json")
-    text = json.dumps({"iteration": number, "groups": groups}, allow_nan=False)
-    path.write_text(text, encoding="utf-8")
-    return path
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        lost.add(error)
+        temporary.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _group(run_dir: Path, folder: Path, iteration: Iteration, prompt: int) -> dict[str, Any]:
+def _ranked(means: Sequence[float]) -> list[int]:
+    """Return the prompts that have a reward, the best first."""
+    known = [p for p, mean in enumerate(means) if math.isfinite(mean)]
+    return sorted(known, key=lambda p: -means[p])
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Return at most ``most`` of ``range(count)``: the first, the last, evenly between."""
+    if most <= 1 or count <= 1:
+        return list(range(min(count, most)))
+    most = min(most, count)
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def _group(
+    run_dir: Path, folder: Path, iteration: Iteration, prompt: int, lost: LostMedia
+) -> dict[str, Any]:
     samples_per_prompt = iteration.rewards.shape[1]
     rows = range(prompt * samples_per_prompt, (prompt + 1) * samples_per_prompt)
-    children = [_sample(run_dir, folder, iteration, 0, row) for row in rows]
+    children = [_sample(run_dir, folder, iteration, 0, row, lost) for row in rows]
     return {
         "prompt": iteration.outputs[0].requests[rows[0]].sample.prompt,
         "reward_mean": _number(iteration.rewards[prompt].nanmean()),
@@ -43,22 +84,26 @@ def _group(run_dir: Path, folder: Path, iteration: Iteration, prompt: int) -> di
 
 
 def _sample(
-    run_dir: Path, folder: Path, iteration: Iteration, level: int, row: int
+    run_dir: Path, folder: Path, iteration: Iteration, level: int, row: int, lost: LostMedia
 ) -> dict[str, Any]:
     """Return one sample of a stage, with the samples of the next stage that descend from it."""
     output = iteration.outputs[level]
     sample = output.requests[row].sample
     advantages = iteration.credit.levels[level].advantages.flatten()
     stem = f"{row:04d}_" + "_".join(map(str, sample.path))
-    media = write_media(folder, stem, shown(output.media[row]), output.media_kind, output.fps)
-    leaves_per_sample = math.prod(iteration.rewards.shape[level + 2 :])
-    leaves = iteration.rewards.flatten()[row * leaves_per_sample : (row + 1) * leaves_per_sample]
+    media = lost.write(folder, stem, shown(output.media[row]), output.media_kind, output.fps)
+    leaves = math.prod(iteration.rewards.shape[level + 2 :])
+    own = slice(row * leaves, (row + 1) * leaves)
     node: dict[str, Any] = {
         "stage": output.stage.name,
         "path": list(sample.path),
-        "media": str(media.relative_to(run_dir)),
+        "media": None if media is None else str(media.relative_to(run_dir)),
         "advantage": _number(advantages[row]),
-        "reward": _number(leaves.nanmean()),
+        "reward": _number(iteration.rewards.flatten()[own].nanmean()),
+        "components": {
+            name: _number(values[own].nanmean())
+            for name, values in iteration.scores.components.items()
+        },
         "failed": None,
     }
     if level + 1 == len(iteration.outputs):
@@ -66,7 +111,9 @@ def _sample(
         return node
     branch = iteration.rewards.shape[level + 2]
     children = range(row * branch, (row + 1) * branch)
-    node["children"] = [_sample(run_dir, folder, iteration, level + 1, child) for child in children]
+    node["children"] = [
+        _sample(run_dir, folder, iteration, level + 1, child, lost) for child in children
+    ]
     return node
 
 

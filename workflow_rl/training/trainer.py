@@ -15,7 +15,7 @@ import torch
 from workflow_rl.config import RunConfig, load_prompts
 from workflow_rl.config.run_dir import locked_run_dir
 from workflow_rl.evaluation.chain import Evaluation, evaluate_chain
-from workflow_rl.evaluation.media_files import write_first_samples
+from workflow_rl.evaluation.media_files import LostMedia, write_first_samples
 from workflow_rl.runtime.driver import OnProgress, ProgressEvent
 from workflow_rl.training.build import build_method
 from workflow_rl.training.checkpoint import (
@@ -158,10 +158,28 @@ class Run:
             )
         rows = list(range(0, len(evaluation.scores), options.seeds_per_prompt))
         folder = f"evaluation/iteration_{done:08d}"
-        media = write_first_samples(self.dir, folder, evaluation.outputs, rows)
-        self.evaluations.append(done, {**evaluation.to_json(), "media_rows": rows, "media": media})
+        lost = LostMedia()
+        media = write_first_samples(self.dir, folder, evaluation.outputs, rows, lost)
+        line = {**evaluation.to_json(), "media_rows": rows, "media": media, **lost.to_json()}
+        self.evaluations.append(done, line)
         self.listener.evaluation(done, evaluation)
+        self.tell(lost)
         return evaluation
+
+    def save_rollouts(self, done: int) -> LostMedia:
+        """Keep groups of iteration ``done`` to look at, when they are due; return what was lost."""
+        rollouts, lost = self.config.logging.rollouts, LostMedia()
+        every = self.config.evaluation.every if rollouts.every is None else rollouts.every
+        due = is_due(done, self.config.training.iterations, every)
+        if due and self.method.last is not None:
+            lost = save_groups(self.dir, done, self.method.last, rollouts.groups)
+            self.tell(lost)
+        return lost
+
+    def tell(self, lost: LostMedia) -> None:
+        """Tell the listener of files that the disk refused."""
+        if lost.causes:
+            self.listener.message(str(lost))
 
 
 def evaluation_plans(method: ChainRLMethod, config: RunConfig) -> dict[str, StagePlan]:
@@ -233,13 +251,12 @@ def _iterate(
         losses, metrics = method.managed_train_step(batch, iteration)
         metrics |= {name: float(loss) for name, loss in losses.items()}
         seconds = time.perf_counter() - began
-        log.log(iteration, metrics, {"iteration": seconds})
         done = iteration + 1
+        lost = run.save_rollouts(done)
+        log.log(iteration, {**metrics, **lost.to_json()}, {"iteration": seconds})
         run.listener.iteration(done, total, metrics | {"time/iteration": seconds})
         if is_due(done, total, config.evaluation.every):
             run.evaluate(done)
-            if method.last is not None:
-                save_groups(run.dir, done, method.last)
         stopping = stop_requested() and done < total
         if stopping or is_due(done, total, config.training.checkpoint.every):
             run.checkpoint(done)
