@@ -1,5 +1,7 @@
 """Laws of media files: what is written is what is read, whole and playable, or nothing."""
 
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -158,3 +160,32 @@ def test_contact_sheet_shows_first_and_last_frames() -> None:
     assert torch.equal(sheet[:, 2:34, strip - 34 : strip - 2], videos[0][:, 8])
     assert torch.equal(sheet[:, row + 2 : row + 34, 2:34], videos[2][:, 0])
     assert torch.equal(sheet[:, row:, strip:], torch.ones(3, row, strip))
+
+
+def test_a_disk_that_is_full_half_way_leaves_no_file(tmp_path: Path) -> None:
+    """A process whose files may not grow past a limit meets the same error as on a full disk."""
+    script = """
+import resource, sys, torch
+from pathlib import Path
+from workflow_rl.media import write_mp4, write_png
+video_CTHW = torch.rand(3, 9, 256, 256)
+whole = write_mp4(Path(sys.argv[1]) / "whole.mp4", video_CTHW, 8).stat().st_size
+for limit in (1, 1000, 100_000, whole - 1):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        write_mp4(Path(sys.argv[1]) / f"{limit}.mp4", video_CTHW, 8)
+    except OSError as error:
+        print(limit < whole, error.strerror)
+    else:
+        print("written", limit)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+try:
+    write_png(Path(sys.argv[1]) / "image.png", video_CTHW[:, 0])
+except OSError as error:
+    print(True, error.strerror)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["True File too large"] * 5
+    assert [path.name for path in tmp_path.iterdir()] == ["whole.mp4"]
