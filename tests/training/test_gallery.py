@@ -15,7 +15,7 @@ from workflow_rl.card import ModelCard
 from workflow_rl.config import load_config
 from workflow_rl.config.run_dir import create_run_dir
 from workflow_rl.enums import MediaKind
-from workflow_rl.request import SampleId, make_request
+from workflow_rl.request import SampleId, TaskType, make_request
 from workflow_rl.rewards.composite import TreeScores
 from workflow_rl.training.credit import assign_credit
 from workflow_rl.training.gallery import save_groups
@@ -35,7 +35,7 @@ def make_iteration(rewards: torch.Tensor) -> Iteration:
         for i in range(len(rewards[p]))
     ]
     output = StageOutput(
-        stage=WorkflowStage("t2i", "t2i"),
+        stage=WorkflowStage("t2i", TaskType.T2I),
         media_kind=MediaKind.IMAGE,
         requests=tuple(make_request("t2i", s.prompt, sample=s) for s in samples),
         parents=tuple(s.path[0] for s in samples),
