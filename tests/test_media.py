@@ -1,7 +1,8 @@
 """Laws of media files: what is written is what is read, whole and playable, or nothing."""
 
-import subprocess
-import sys
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
@@ -162,30 +163,28 @@ def test_contact_sheet_shows_first_and_last_frames() -> None:
     assert torch.equal(sheet[:, row:, strip:], torch.ones(3, row, strip))
 
 
-def test_a_disk_that_is_full_half_way_leaves_no_file(tmp_path: Path) -> None:
-    """A process whose files may not grow past a limit meets the same error as on a full disk."""
-    script = """
-import resource, sys, torch
-from pathlib import Path
-from workflow_rl.media import write_mp4, write_png
-video_CTHW = torch.rand(3, 5, 64, 64)
-whole = write_mp4(Path(sys.argv[1]) / "whole.mp4", video_CTHW, 8, min_side=1).stat().st_size
-for limit in (1, whole // 2, whole - 1):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+@contextmanager
+def no_file_longer_than(limit: int) -> Iterator[None]:
+    """Let writes past ``limit`` bytes fail as they do on a full disk; one process may do that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        write_mp4(Path(sys.argv[1]) / f"{limit}.mp4", video_CTHW, 8, min_side=1)
-    except OSError as error:
-        print(limit < whole, error.strerror)
-    else:
-        print("written", limit)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-try:
-    write_png(Path(sys.argv[1]) / "image.png", video_CTHW[:, 0])
-except OSError as error:
-    print(True, error.strerror)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == ["True File too large"] * 4
-    assert [path.name for path in tmp_path.iterdir()] == ["whole.mp4"]
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_is_full_half_way_leaves_no_file(tmp_path: Path) -> None:
+    video_CTHW = torch.rand(3, 9, 64, 64)
+    path = tmp_path / "video.mp4"
+    whole = write_mp4(path, video_CTHW, 8).stat().st_size
+    path.unlink()
+    for limit in (1, whole // 2, whole - 1):
+        with pytest.raises(OSError, match="File too large"), no_file_longer_than(limit):
+            write_mp4(path, video_CTHW, 8)
+        assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="File too large"), no_file_longer_than(100):
+        write_png(path.with_suffix(".png"), video_CTHW[:, 0])
+    assert not list(tmp_path.iterdir())
+    with no_file_longer_than(whole):
+        assert write_mp4(path, video_CTHW, 8).stat().st_size == whole
