@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from workflow_rl.config.base import ConfigModel
 from workflow_rl.config.prompts import FIRST_FRAME_KEY
 from workflow_rl.config.reward_checks import credit_fault
+from workflow_rl.config.reward_location import ProcessConfig, ServerConfig
 from workflow_rl.config.stage import StageConfig
 from workflow_rl.config.yaml_text import dump_yaml
 
@@ -42,7 +43,10 @@ class RewardConfig(ConfigModel):
         None, description="Stage whose output is scored; null is the last stage."
     )
     timeout_s: float | None = Field(
-        60.0, gt=0, description="Seconds after which a call has failed; null waits for ever."
+        600.0,
+        gt=0,
+        description="Seconds for all samples of a stage, from when the last was made; what has no "
+        "score then has failed. null waits for ever.",
     )
     args: dict[str, Any] = Field({}, description="Keyword arguments of the reward.")
     credit_to: tuple[str, ...] | None = Field(
@@ -54,9 +58,19 @@ class RewardConfig(ConfigModel):
         "one sample of the stage before; null is prompt. A callable with a group gets one whole "
         "group at a time.",
     )
+    process: ProcessConfig | None = Field(
+        None, description="Compute it in a process of its own, which may crash; null: in the run's."
+    )
+    server: ServerConfig | None = Field(
+        None, description="Have a reward server compute it; null: compute it here."
+    )
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
+        if self.process is not None and self.server is not None:
+            raise ValueError(
+                "process and server are both set, but a reward runs in one place; leave one out"
+            )
         if (self.name is None) == (self.callable is None):
             raise ValueError(
                 "give either name (a reward of this project) or callable (package.module:function)"

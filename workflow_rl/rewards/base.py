@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -127,6 +128,27 @@ class LoadsWeights(Protocol):
         UserError
             It cannot: no sample is at fault, so the run ends instead of failing them all.
         """
+        ...
+
+
+@runtime_checkable
+class ScoresElsewhere(Protocol):
+    """A reward that another process or machine computes while this one goes on.
+
+    ``batch_size`` is the number of samples that it is sent at a time.
+    """
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per request."""
+        ...
+
+    def submit(self, batch: RewardBatch) -> Future[RewardScores]:
+        """Hand a batch over; never raises. Cancelling the result ends the work on it."""
+        ...
+
+    def score(self, batch: RewardBatch, timeout_s: float | None) -> RewardScores:
+        """Score a batch of any size; what has no score ``timeout_s`` seconds later has failed."""
         ...
 
 
@@ -284,6 +306,8 @@ def score_safely(
         return all_failed(size, f"scores {reward.media_kind}s, was given {batch.media_kind}s")
     if isinstance(reward, LoadsWeights):
         reward.load()
+    if isinstance(reward, ScoresElsewhere):
+        return reward.score(batch, timeout_s)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     try:
         return _call(reward, batch, deadline, timeout_s)
@@ -292,7 +316,7 @@ def score_safely(
     except _RewardError as error:
         if size == 1:
             return all_failed(1, str(error))
-    return _join([_score_row(reward, batch.row(i), deadline, timeout_s) for i in range(size)])
+    return join_rows([_score_row(reward, batch.row(i), deadline, timeout_s) for i in range(size)])
 
 
 def _score_row(
@@ -307,7 +331,7 @@ def _score_row(
         return all_failed(1, str(error))
 
 
-def _join(rows: Sequence[RewardScores]) -> RewardScores:
+def join_rows(rows: Sequence[RewardScores]) -> RewardScores:
     """One result of many batches of one; a component that a row lacks is NaN there."""
     names = list(dict.fromkeys(name for row in rows for name in row.components))
     missing = torch.full((1,), math.nan)

@@ -7,7 +7,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from workflow_rl.errors import UserError
 from workflow_rl.rewards.python_callable import PythonCallable, check_arguments, import_dotted
@@ -67,6 +67,10 @@ class RewardSpec:
     group : {"prompt", "parent"} or None
         What a reward that compares samples compares: all of a prompt, or those of one sample of the
         stage before; None is the prompt. A callable with a group gets one whole group at a time.
+    process, server : mapping or None
+        Where it runs, if not in this process: keyword arguments of
+        :class:`~workflow_rl.rewards.remote.process.ProcessReward` or
+        :class:`~workflow_rl.rewards.remote.client.ServerReward`.
     """
 
     name: str | None = None
@@ -77,6 +81,8 @@ class RewardSpec:
     args: Mapping[str, object] = field(default_factory=dict)
     credit_to: Sequence[str] | None = None
     group: GroupKind | None = None
+    process: Mapping[str, Any] | None = None
+    server: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -142,13 +148,23 @@ def build_reward(spec: RewardSpec | Mapping[str, object]) -> RewardTerm:
         )
     if spec.group not in (None, "prompt", "parent"):
         raise UserError(f"reward {label!r} has group {spec.group!r}: give prompt or parent")
+    if spec.process is None and spec.server is None:
+        reward, group = _build_here(spec)
+    else:
+        from workflow_rl.rewards.remote.build import build_elsewhere
+
+        reward, group = build_elsewhere(spec)
+    return RewardTerm(reward, spec.weight, spec.on, spec.timeout_s, spec.credit_to, group)
+
+
+def _build_here(spec: RewardSpec) -> "tuple[Reward, GroupKind | None]":
+    """The reward in this process, and what it compares."""
     reward: Reward = (
         PythonCallable(spec.callable, spec.args)
         if spec.callable is not None
         else _build_named(str(spec.name), spec.args)
     )
-    reward, group = _with_group(reward, spec)
-    return RewardTerm(reward, spec.weight, spec.on, spec.timeout_s, spec.credit_to, group)
+    return _with_group(reward, spec)
 
 
 def _with_group(reward: "Reward", spec: RewardSpec) -> "tuple[Reward, GroupKind | None]":
@@ -168,8 +184,14 @@ def _with_group(reward: "Reward", spec: RewardSpec) -> "tuple[Reward, GroupKind 
     return reward, None
 
 
-def _build_named(name: str, args: Mapping[str, object]) -> "Reward":
-    """A registered reward with its arguments."""
+def reward_class(name: str) -> Any:
+    """The class that a name in ``REWARDS`` stands for; imports its module, loads no weights.
+
+    Raises
+    ------
+    UserError
+        There is no such name.
+    """
     if name not in REWARDS:
         raise UserError(
             f"unknown reward {name!r}: {nearest(name, list(REWARDS))}, or give a callable "
@@ -178,6 +200,12 @@ def _build_named(name: str, args: Mapping[str, object]) -> "Reward":
     builder = import_dotted(REWARDS[name])
     if not callable(builder):
         raise TypeError(f"REWARDS[{name!r}] names {builder!r}, not a class")
+    return builder
+
+
+def _build_named(name: str, args: Mapping[str, object]) -> "Reward":
+    """A registered reward with its arguments."""
+    builder = reward_class(name)
     check_arguments(builder, (), args, name)
     reward: Reward = builder(**args)
     return reward
