@@ -73,7 +73,7 @@ def export(
     config = load_run_config(run_dir)
     options = ExportOptions(stage, export_format, output, weights, iteration, dtype, key_format)
     chosen = check_options(config, options)
-    folder = model_folder(chosen)
+    folder = model_folder(stage, chosen)
     family = check_model_folder(folder, f"stages.{stage}.model", chosen)
     check_key_format(family.name, options)
     from workflow_rl.export.run import export_run

@@ -41,11 +41,11 @@ SeedOption = Annotated[
 ]
 T2iOption = Annotated[
     Path | None,
-    typer.Option("--t2i", help="Image model (diffusers folder); default: the embedded one."),
+    typer.Option("--t2i", help="Image model (folder or hub id); default: the embedded one."),
 ]
 I2vOption = Annotated[
     Path | None,
-    typer.Option("--i2v", help="Video model (diffusers folder); default: the embedded one."),
+    typer.Option("--i2v", help="Video model (folder or hub id); default: the embedded one."),
 ]
 StepsOption = Annotated[
     int | None, typer.Option("--steps", min=1, help="Denoising steps of every stage.")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from workflow_rl.cli.preflight import model_folder, read_prompts
+from workflow_rl.cli.preflight import read_prompts
 from workflow_rl.config import RunConfig, load_config
+from workflow_rl.embedded.folders import EMBEDDED_FOLDERS
 from workflow_rl.errors import UserError
 from workflow_rl.planning.architecture import Architecture, find_architecture
 
@@ -67,7 +68,10 @@ def plan(
     _check_options(gpus, gpu_memory, peak_tflops, utilisation)
     config = load_config(config_path, overrides or [])
     architectures = {
-        name: find_architecture(model_folder(stage), f"stages.{name}.model")
+        name: find_architecture(
+            EMBEDDED_FOLDERS[stage.task] if stage.model is None else stage.model,
+            f"stages.{name}.model",
+        )
         for name, stage in config.stages.items()
     }
     num_prompts, num_evaluated, notes = _prompts(config, gpus)

@@ -15,6 +15,7 @@ from workflow_rl.config import (
     load_prompts,
 )
 from workflow_rl.config.first_frames import FirstFrame, open_first_frames
+from workflow_rl.config.hub import model_path, pinned
 from workflow_rl.config.model_folder import check_model_folder
 from workflow_rl.config.reward_checks import credit_fault
 from workflow_rl.embedded.folders import EMBEDDED_FOLDERS
@@ -41,11 +42,22 @@ def check_inputs(config: RunConfig) -> None:
     held_out = config.data.eval_prompts
     eval_prompts = [] if held_out is None else read_prompts(held_out, config.stages)
     for name, stage in config.stages.items():
-        check_stage_model(name, stage)
         _check_kernel(name, stage)
+    _check_reward_names(config)
+    _check_loggers(config)
+    for name, stage in config.stages.items():
+        check_stage_model(name, stage)
     for records in (prompts, eval_prompts):
         check_frames(config.stages, [r.first_frame for r in records if r.first_frame is not None])
-    _check_reward_names(config)
+
+
+def with_commits(config: RunConfig) -> RunConfig:
+    """Return a checked configuration with the commit that each hub id was fetched at."""
+    stages = {name: pinned(s, f"stages.{name}.model") for name, s in config.stages.items()}
+    return config.model_copy(update={"stages": stages})
+
+
+def _check_loggers(config: RunConfig) -> None:
     for logger, settings in (("wandb", config.logging.wandb), ("trackio", config.logging.trackio)):
         if settings is not None and find_spec(logger) is None:
             raise UserError(
@@ -99,12 +111,19 @@ def check_stage_model(name: str, stage: StageConfig) -> None:
     UserError
         As `workflow_rl.config.model_folder.check_model_folder`.
     """
-    check_model_folder(model_folder(stage), f"stages.{name}.model", stage)
+    check_model_folder(model_folder(name, stage), f"stages.{name}.model", stage)
 
 
-def model_folder(stage: StageConfig) -> Path:
-    """Return the folder of a stage's model; where it names none, the embedded one of its task."""
-    return EMBEDDED_FOLDERS[stage.task] if stage.model is None else stage.model
+def model_folder(name: str, stage: StageConfig) -> Path:
+    """Return the folder of a stage's model; where it names none, the embedded one of its task.
+
+    Raises
+    ------
+    UserError
+        As `workflow_rl.config.hub.model_path`, which fetches a hub id.
+    """
+    folder = model_path(stage, f"stages.{name}.model")
+    return EMBEDDED_FOLDERS[stage.task] if folder is None else folder
 
 
 def check_rewards_import(config: RunConfig) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from workflow_rl.cli.preflight import check_inputs, check_rewards_import
+from workflow_rl.cli.preflight import check_inputs, check_rewards_import, with_commits
 from workflow_rl.cli.progress import showing
 from workflow_rl.config import RunConfig, load_config
 from workflow_rl.config.run_dir import (
@@ -52,12 +52,14 @@ def train(
     ```
 
     The run directory (output_dir) gets config.yaml, metrics.jsonl, a log, TensorBoard events and
-    checkpoints. Ctrl-C ends the iteration, writes a checkpoint and stops; `workflow-rl resume`
-    goes on from there. Before anything is loaded the configuration, the prompts, the model
+    checkpoints. A model that is named by its hub id is fetched into the hub's cache, and the run
+    keeps to that commit. Ctrl-C ends the iteration, writes a checkpoint and stops; `workflow-rl
+    resume` goes on from there. Before anything is loaded the configuration, the prompts, the model
     folders and the run directory are checked.
     """
     config = load_config(config_path, overrides or [])
     check_inputs(config)
+    config = with_commits(config)
     check_new_run_dir(config, overwrite=overwrite)
     check_rewards_import(config)
     if dry_run:

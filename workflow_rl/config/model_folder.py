@@ -33,16 +33,16 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
         lacks the guidance, or if the stage's LoRA does not fit it.
     """
     if not folder.is_dir():
-        raise UserError(f"{key}: no folder {folder}; give the path of a diffusers folder")
+        raise UserError(
+            f"{key}: no folder {folder}; give the path of a diffusers folder, or the id of one on "
+            "the hub, such as black-forest-labs/FLUX.1-dev"
+        )
     if not (folder / "model_index.json").is_file():
         raise UserError(
             f"{key}: {folder} has no model_index.json, so it is not a diffusers folder; "
             "give the folder that save_pretrained wrote"
         )
-
-    def read(path: str) -> dict[str, Any]:
-        return _read_json(folder / path, key)
-
+    read = json_reader(folder, key)
     family = check_model_json(read, str(folder), key, stage)
     index = read("model_index.json")
     files = check_weight_files(folder, index, stage.variant)
@@ -54,6 +54,11 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
         where = f"{key.removesuffix('.model')}.lora"
         check_lora(folder, index, family.lora_targets, stage.lora, where)
     return family
+
+
+def json_reader(folder: Path, key: str) -> ReadJSON:
+    """Return what reads a folder's JSON files, and tells of one that is not there or is none."""
+    return lambda path: _read_json(folder / path, key)
 
 
 def check_model_json(read: ReadJSON, source: str, key: str, stage: StageConfig) -> Family:

@@ -79,7 +79,11 @@ def create_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
     if (run_dir / RUN_FILE).is_file():
         shutil.rmtree(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    identity = {"fingerprint": config.fingerprint(), "versions": installed_versions()}
+    identity = {
+        "fingerprint": config.fingerprint(),
+        "versions": installed_versions(),
+        "models": hub_models(config),
+    }
     (run_dir / RUN_FILE).write_text(json.dumps(identity) + "\n", encoding="utf-8")
     (run_dir / CONFIG_FILE).write_text(config.dump_yaml(), encoding="utf-8")
 
@@ -88,6 +92,15 @@ def installed_versions() -> dict[str, str]:
     """Return the versions that a run's numbers depend on, without importing the packages."""
     return {"python": platform.python_version()} | {
         name: metadata.version(name) for name in RECORDED_PACKAGES
+    }
+
+
+def hub_models(config: RunConfig) -> dict[str, dict[str, str]]:
+    """Return the repository and the commit of each stage's model that is from the hub."""
+    return {
+        name: {"repo": str(stage.model), "commit": stage.revision}
+        for name, stage in config.stages.items()
+        if stage.revision is not None
     }
 
 

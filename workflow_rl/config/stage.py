@@ -99,7 +99,15 @@ class StageConfig(ConfigModel):
 
     task: StageTask = Field(description="What the model does: t2i or i2v.")
     model: Path | None = Field(
-        None, description="Diffusers folder; null is the embedded model of the task."
+        None,
+        description="Diffusers folder, or the id of one on the Hugging Face hub, such as "
+        "`black-forest-labs/FLUX.1-dev`; null is the embedded model of the task.",
+    )
+    revision: str | None = Field(
+        None,
+        min_length=1,
+        description="Branch, tag or commit of a hub id; null is its main branch. A run writes the "
+        "commit that it used.",
     )
     variant: str | None = Field(
         None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,9 +14,8 @@ from workflow_rl.config.families import FAMILIES
 from workflow_rl.config.lora_file import lora_layouts
 from workflow_rl.errors import UserError
 from workflow_rl.export.options import Weights
-from workflow_rl.models import build_card
 from workflow_rl.models.lora import ADAPTER_NAME, alpha_of, start_of
-from workflow_rl.request import TaskType
+from workflow_rl.training.build import stage_card
 from workflow_rl.training.checkpoint import checkpoint_folders, latest_valid, load_checkpoint
 
 
@@ -125,7 +124,7 @@ def read_stage(
         )
     if number < config.training.iterations:
         on_message(f"the run has done {number} of its {config.training.iterations} iterations")
-    card = replace(build_card(stage.model, TaskType(stage.task)), variant=stage.variant)
+    card = stage_card(stage_name, stage)
     full: dict[str, dict[str, torch.Tensor]] = {component: {} for component in card.policies}
     for key, tensor in tensors.items():
         component, _, name = key.removeprefix(prefix).partition(".")

@@ -9,6 +9,7 @@ import torch
 
 from workflow_rl.card import ModelCard
 from workflow_rl.config import RunConfig, StageConfig
+from workflow_rl.config.hub import model_path
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance, load_card
 from workflow_rl.loop.window import SDEWindow
@@ -67,13 +68,21 @@ def stage_cards(workflow: Workflow, stages: Mapping[str, StageConfig]) -> dict[s
     catalog = Catalog()
     models = {}
     for stage in workflow.stages:
-        options = stages[stage.name]
-        card = replace(build_card(options.model, stage.task), variant=options.variant)
+        card = stage_card(stage.name, stages[stage.name])
         # Two stages may use one model, or two folders of one name.
         models[stage.name] = f"{stage.name}:{card.model_id}"
         catalog.register_model(card, models[stage.name])
     catalog.register_workflow(workflow, models)
     return dict(catalog.cards_of(workflow.workflow_id))
+
+
+def stage_card(name: str, stage: StageConfig) -> ModelCard:
+    """Return the card of a stage's model; of one that is named by its hub id, after that."""
+    folder = model_path(stage, f"stages.{name}.model")
+    card = replace(build_card(folder, TaskType(stage.task)), variant=stage.variant)
+    if folder is None or folder == stage.model:
+        return card
+    return replace(card, model_id=str(stage.model))
 
 
 def stage_plan(stage: StageConfig) -> StagePlan:
