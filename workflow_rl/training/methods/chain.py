@@ -10,14 +10,22 @@ import torch
 from torch import nn
 
 from workflow_rl.config import PromptRecord
+from workflow_rl.config.reward_checks import credit_fault
 from workflow_rl.errors import UserError, WorkflowRLError
-from workflow_rl.evaluation.chain import score_chain
+from workflow_rl.evaluation.chain import ChainScoring
 from workflow_rl.rewards.composite import CompositeReward, TreeScores
 from workflow_rl.runtime.driver import OnProgress
+from workflow_rl.training.combine import (
+    Combine,
+    CombinedCredit,
+    CombineOver,
+    TermValues,
+    combine_credit,
+)
 from workflow_rl.training.credit import (
     CreditResult,
+    CreditSettings,
     Normalisation,
-    assign_credit,
     check_group_sizes,
     variance_split,
 )
@@ -25,9 +33,13 @@ from workflow_rl.training.methods.base import Batch, TrainingMethod
 from workflow_rl.training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from workflow_rl.training.policy import StagePolicy
 from workflow_rl.training.residency import StageSwap
+from workflow_rl.training.reward_metrics import contribution_metrics, reward_metrics
 from workflow_rl.training.update import StageUpdate, update_stage
 from workflow_rl.training.weight_sync import WeightRole
 from workflow_rl.workflow import StageOutput, StagePlan, Workflow, run_chain
+
+COMPONENTS = "/reward_components"
+"""Key of the state that names no stage: what a reward had logged, so that it always is."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,8 @@ class ChainSettings:
     ----------
     credit_rule, normalisation, leave_one_out, advantage_clip
         See :func:`workflow_rl.training.credit.assign_credit`.
+    combine, combine_over
+        See :func:`workflow_rl.training.combine.combine_credit`.
     updates_per_iteration
         Optimiser steps per stage on one iteration's samples.
     c2_tolerance
@@ -57,6 +71,8 @@ class ChainSettings:
     normalisation: Normalisation = "group"
     leave_one_out: bool = False
     advantage_clip: float | None = 5.0
+    combine: Combine = "sum"
+    combine_over: CombineOver = "prompt"
     updates_per_iteration: int = 1
     c2_tolerance: float = 0.0
     max_skipped_updates: int = 10
@@ -67,12 +83,18 @@ class ChainSettings:
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one iteration made: kept until the next one, for galleries and inspection."""
+    """What one iteration made: kept until the next one, for galleries and inspection.
+
+    ``rewards`` [P, n1, ..., nL] is the weighted sum of the raw scores; ``contributions`` is each
+    reward's part in each stage's credit, see
+    :class:`workflow_rl.training.combine.CombinedCredit`.
+    """
 
     outputs: tuple[StageOutput, ...]
     scores: TreeScores
     credit: CreditResult
     rewards: torch.Tensor
+    contributions: Sequence[Mapping[str, float]] = ()
 
 
 class ChainRLMethod(TrainingMethod):
@@ -99,8 +121,14 @@ class ChainRLMethod(TrainingMethod):
         self.last: Iteration | None = None
         self.on_progress: Callable[[str], OnProgress] | None = None
         self._swap = StageSwap(self.policies) if settings.swap_stages else None
+        self._components: dict[str, None] = {}  # names of all that was ever logged, in order
         check_group_sizes(settings.credit_rule, self.branching)
         reward.check_stages({p.name: p.student.adapter.media_kind.value for p in self.policies})
+        samples = dict(zip(names, self.branching, strict=True))
+        trained = [policy.name for policy in self._trained()]
+        fault = credit_fault(reward.terms, samples, trained, settings.combine)
+        if fault is not None:
+            raise UserError(fault)
 
     @property
     def branching(self) -> tuple[int, ...]:
@@ -124,10 +152,11 @@ class ChainRLMethod(TrainingMethod):
         losses : dict
             ``{stage}_pg_loss``: PPO-clip loss, mean over samples and steps.
         metrics : dict
-            ``reward_mean``, ``ppo_ratio_mean``, ``{stage}_weights_version`` and, per trained
-            stage, ``loss/``, ``kl/``, ``clip_fraction/``, ``ratio_*/``, ``grad_norm/``, ``c2_*/``,
-            ``lr/``, ``skipped_updates/`` (in a row) and ``skipped_updates_total/``: the same keys
-            in every iteration. A frozen stage has no loss and none of these.
+            ``reward_mean``, ``ppo_ratio_mean``, ``{stage}_weights_version``, each reward apart
+            (:mod:`workflow_rl.training.reward_metrics`) and, per trained stage, ``loss/``, ``kl/``,
+            ``clip_fraction/``, ``ratio_*/``, ``grad_norm/``, ``c2_*/``, ``lr/``,
+            ``skipped_updates/`` (in a row) and ``skipped_updates_total/``: the same keys in every
+            iteration. A frozen stage has no loss and none of these.
 
         Raises
         ------
@@ -140,17 +169,13 @@ class ChainRLMethod(TrainingMethod):
         if self.settings.keep_old_policy:
             for policy in self._trained():
                 policy.keep_old_policy()
-        outputs = self._rollout(prompts, batch["seeds"], iteration)
-        scores = self._score(outputs)
+        with ChainScoring(self.reward, self.workflow.stages[-1].name) as scoring:
+            outputs = self._rollout(prompts, batch["seeds"], iteration, scoring.made)
+            scores = scoring.finish(outputs)
         rewards = scores.total.reshape(len(prompts), *self.branching)
-        credit = assign_credit(
-            rewards,
-            rule=self.settings.credit_rule,
-            normalisation=self.settings.normalisation,
-            leave_one_out=self.settings.leave_one_out,
-            advantage_clip=self.settings.advantage_clip,
-        )
-        self.last = Iteration(tuple(outputs), scores, credit, rewards)
+        combined = self._credit(scores, rewards.shape)
+        credit = combined.credit
+        self.last = Iteration(tuple(outputs), scores, credit, rewards, combined.contributions)
         updates = self._update(outputs, credit, iteration)
         losses = {
             f"{name}_pg_loss": torch.tensor(update.pg_loss) for name, update in updates.items()
@@ -175,7 +200,11 @@ class ChainRLMethod(TrainingMethod):
         return replace(settings.plan, params=replace(settings.plan.params, sde_steps=steps))
 
     def _rollout(
-        self, prompts: Sequence[PromptRecord], seeds: Sequence[int], iteration: int
+        self,
+        prompts: Sequence[PromptRecord],
+        seeds: Sequence[int],
+        iteration: int,
+        on_made: Callable[[StageOutput], None],
     ) -> list[StageOutput]:
         return run_chain(
             self.workflow,
@@ -187,10 +216,28 @@ class ChainRLMethod(TrainingMethod):
             draw=iteration,
             on_progress=self.on_progress,
             wake=self.wake,
+            on_made=on_made,
         )
 
-    def _score(self, outputs: Sequence[StageOutput]) -> TreeScores:
-        return score_chain(self.reward, outputs)
+    def _credit(self, scores: TreeScores, shape: torch.Size) -> CombinedCredit:
+        """Give each stage the credit of the rewards that are credited to it."""
+        places = {policy.name: level for level, policy in enumerate(self.policies)}
+        terms = []
+        for label, term in zip(self.reward.labels, self.reward.terms, strict=True):
+            stages = places if term.credit_to is None else term.credit_to
+            levels = frozenset(places[stage] for stage in stages)
+            values = scores.components[label].reshape(shape)
+            terms.append(TermValues(label, values, term.weight, levels))
+        settings = self.settings
+        return combine_credit(
+            terms,
+            combine=settings.combine,
+            over=settings.combine_over,
+            rule=settings.credit_rule,
+            settings=CreditSettings(
+                settings.normalisation, settings.leave_one_out, settings.advantage_clip
+            ),
+        )
 
     def _update(
         self, outputs: Sequence[StageOutput], credit: CreditResult, iteration: int
@@ -222,8 +269,11 @@ class ChainRLMethod(TrainingMethod):
     def _metrics(self, updates: Mapping[str, StageUpdate]) -> dict[str, float]:
         if self.last is None:
             raise RuntimeError("there was no iteration")
-        metrics = reward_metrics(self.last)
-        metrics |= variance_split(self.last.rewards, [policy.name for policy in self.policies])
+        stages = [policy.name for policy in self.policies]
+        self._components |= dict.fromkeys(self.last.scores.components)
+        metrics = reward_metrics(self.last.scores, list(self._components))
+        metrics |= contribution_metrics(self.last.contributions, stages)
+        metrics |= variance_split(self.last.rewards, stages)
         for output in self.last.outputs:
             metrics[f"samples/{output.stage.name}"] = len(output.requests)
         for policy, level in zip(self.policies, self.last.credit.levels, strict=True):
@@ -257,7 +307,7 @@ class ChainRLMethod(TrainingMethod):
         return tensors
 
     def state_values(self) -> dict[str, Any]:
-        return {
+        return {COMPONENTS: list(self._components)} | {
             policy.name: {
                 "versions": policy.student.versions(),
                 "ema_updates": policy.ema.num_updates if policy.ema is not None else 0,
@@ -270,6 +320,8 @@ class ChainRLMethod(TrainingMethod):
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+        # Checkpoints written before it was kept lack it.
+        self._components = dict.fromkeys(values.get(COMPONENTS, ()))
         for policy in self.policies:
             state = values[policy.name]
             for component, version in state["versions"].items():
@@ -296,19 +348,3 @@ def _load_policy(
         policy.ema.num_updates = ema_updates
         for name, average in policy.ema.average.items():
             average.copy_(own[f"ema/{name}"])
-
-
-def reward_metrics(iteration: Iteration) -> dict[str, float]:
-    """Return mean, spread and failures of an iteration's rewards, and each component's mean."""
-    scores = iteration.scores
-    finite = scores.total[scores.total.isfinite()].double()
-    metrics = {
-        "reward_mean": float(finite.mean()) if len(finite) else float("nan"),
-        "reward_std": float(finite.std(correction=0)) if len(finite) else float("nan"),
-        "reward_failed": float(len(scores.failures)),
-    }
-    for name, values in scores.components.items():
-        metrics[f"reward/{name}"] = float(values.nanmean())
-    for name, failures in scores.component_failures.items():
-        metrics[f"reward_failed/{name}"] = float(len(failures))
-    return metrics
