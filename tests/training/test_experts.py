@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.fake_models import ExpertsAdapter, fake_instance
 from workflow_rl.loop.window import SDEWindow
 from workflow_rl.request import DiffusionParams, SampleId, TaskType, make_request
+from workflow_rl.training.expert_steps import untrained_experts
 from workflow_rl.training.policy import StagePolicy
 from workflow_rl.training.rollout import rollout_loop
 from workflow_rl.training.settings import OptimizerSettings, StageSettings
@@ -116,3 +119,43 @@ def test_a_later_window_trains_the_other_expert() -> None:
     update, _ = _update(policy, (2,))
     assert update.applied
     assert _moved(before, _weights(policy, WeightRole.STUDENT)) == {"transformer_2"}
+
+
+@pytest.mark.parametrize(
+    ("window", "steps", "untrained", "words"),
+    [
+        (SDEWindow(), STEPS, [], ""),
+        (SDEWindow("fixed", 0, 2), STEPS, ["transformer_2"], "steps 2 to 3 and the SDE window "),
+        (
+            SDEWindow("fixed", 0, 2),
+            STEPS,
+            ["transformer_2"],
+            "window covers 0 to 1, so transformer_2",
+        ),
+        (SDEWindow("fixed", 2, 1), STEPS, ["transformer"], "transformer makes steps 0 to 1 "),
+        (SDEWindow("sliding", 0, 1), STEPS, [], ""),
+        (SDEWindow("sliding", 0, 1, every=9), STEPS, ["transformer_2"], "covers 0,"),
+        (
+            SDEWindow(),
+            2,
+            ["transformer_2"],
+            "transformer_2 makes steps 1 and the SDE window covers 0,",
+        ),
+    ],
+)
+def test_an_expert_that_no_step_of_the_run_trains_is_named(
+    window: SDEWindow, steps: int, untrained: list[str], words: str
+) -> None:
+    policy = _policy()
+    plan = replace(policy.settings.plan, params=DiffusionParams(num_inference_steps=steps))
+    policy.settings = replace(policy.settings, window=window, plan=plan)
+    lines = untrained_experts(policy, iterations=9, seed=0)
+    assert [line.split("so ")[1].split()[0] for line in lines] == untrained
+    assert all(words in line and "\n" not in line for line in lines)
+
+
+def test_an_expert_that_makes_no_step_is_named() -> None:
+    policy = _policy()
+    policy.student.adapter.boundary = 0.0
+    (line,) = untrained_experts(policy, iterations=1, seed=0)
+    assert "transformer_2 makes none of the steps" in line

@@ -25,6 +25,7 @@ from workflow_rl.training.checkpoint import (
     save_checkpoint,
 )
 from workflow_rl.training.data import PromptSchedule
+from workflow_rl.training.expert_steps import untrained_experts
 from workflow_rl.training.gallery import save_groups
 from workflow_rl.training.iteration_log import IterationLog
 from workflow_rl.training.methods.chain import ChainRLMethod
@@ -220,6 +221,9 @@ def train(
     with locked_run_dir(config.output_dir), graceful_stop() as stop:
         run = Run(config, listener)
         start = run.restore() if resume else 0
+        for policy in run.method.policies:
+            for line in untrained_experts(policy, config.training.iterations, config.seed):
+                listener.message(line)
         run.prepare_texts()
         with open_log(config) as log:
             log.truncate_after(start - 1)
