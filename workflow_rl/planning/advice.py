@@ -34,6 +34,10 @@ class Change:
         return f"{self.key}={'null' if value is None else value}"
 
 
+Candidate = tuple[str, Any, str]
+"""Key, value, and what the change costs."""
+
+
 @dataclass(frozen=True)
 class Advice:
     """Changes in order, and the plan after all of them, which may still not fit."""
@@ -48,34 +52,31 @@ def advise(planner: Planner, config: RunConfig, hardware: Hardware, now: RunNumb
     At each step it is what the peak needs that is changed, by the cheapest change that lowers the
     peak. A larger video, another model or more GPUs are the user's to choose.
     """
-    changes: list[Change] = []
+    found: dict[str, Candidate] = {}
+    changed = config
     while not now.fits:
-        found = _next_change(planner, config, hardware, now)
-        if found is None:
+        step = _next_change(planner, changed, hardware, now)
+        if step is None:
             break
-        change, config, now = found
-        changes.append(change)
-    return Advice(_without_repeats(changes), now)
+        candidate, changed, now = step
+        found[candidate[0]] = candidate  # a batch may be halved more than once
+    changes = []
+    for key, value, cost in found.values():
+        config = _set(config, key, value)
+        changes.append(Change(key, value, cost, planner.count(config, hardware).peak.bytes))
+    return Advice(tuple(changes), now)
 
 
 def _next_change(
     planner: Planner, config: RunConfig, hardware: Hardware, now: RunNumbers
-) -> tuple[Change, RunConfig, RunNumbers] | None:
-    for key, value, cost in _candidates(config, now):
+) -> tuple[Candidate, RunConfig, RunNumbers] | None:
+    for candidate in _candidates(config, now):
+        key, value, _ = candidate
         changed = _set(config, key, value)
         after = planner.count(changed, hardware)
         if after.peak.bytes < now.peak.bytes:
-            return Change(key, value, cost, after.peak.bytes), changed, after
+            return candidate, changed, after
     return None
-
-
-def _without_repeats(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """Keep the last change of each key: a batch may have been halved more than once."""
-    return tuple({change.key: change for change in changes}.values())
-
-
-Candidate = tuple[str, Any, str]
-"""Key, value, and what the change costs."""
 
 
 def _candidates(config: RunConfig, now: RunNumbers) -> list[Candidate]:

@@ -14,11 +14,14 @@ from workflow_rl.planning.modules import POLICIES, num_bytes
 from workflow_rl.planning.work import Work
 
 FLOAT32 = 4
+CHECKSUM = 24
+"""Bytes per value of the tensor whose checksum is taken (``weights_checksum``): words, positions
+and their product, each in 64 bits."""
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes of one stage; all are on the GPU, but for ``trajectories`` and ``media``.
+    """Bytes of one stage; all are on the GPU, but for ``trajectories`` and media.
 
     Parameters
     ----------
@@ -54,10 +57,15 @@ class StageMemory:
     evaluation, evaluation_copy
         Peak of rollout, decoding or encoding at the evaluation's batch size, and the student's
         weights that wait while averaged ones are evaluated.
+    checksum, transfer
+        Peak of the checksum of what is published, and of publishing averaged weights: what they
+        replace is kept until they have arrived whole.
     loading
         The reference as it is loaded, before all but its transformers is dropped.
     trajectories, media
         What an iteration keeps in the CPU's memory.
+    evaluation_media
+        What an evaluation keeps there.
     """
 
     weights: Mapping[str, int]
@@ -80,9 +88,12 @@ class StageMemory:
     text: int
     evaluation: int
     evaluation_copy: int
+    checksum: int
+    transfer: int
     loading: int
     trajectories: int
     media: int
+    evaluation_media: int
 
     @property
     def resident(self) -> int:
@@ -95,12 +106,13 @@ class StageMemory:
         """Peak bytes beyond `resident`, by phase of the stage's work."""
         return {
             "start": self.dropped + max(self.text, self.loading),
-            "evaluation": self.evaluation + self.evaluation_copy,
+            "evaluation": max(self.evaluation, self.transfer) + self.evaluation_copy,
             "encode": max(self.encode, self.text),
             "rollout": self.rollout,
             "decode": self.decode,
             "training": self.gradients + self.activations,
             "optimizer": self.gradients + self.optimizer_step,
+            "publication": self.checksum,
         }
 
     @property
@@ -137,6 +149,10 @@ def stage_memory(
     plain = model.training_step(work.training_batch, passes, checkpointing=False)
     checkpointed = model.training_step(work.training_batch, passes, checkpointing=True)
     used = checkpointed if stage.memory.gradient_checkpointing else plain
+    checksum = CHECKSUM * max((p.numel() for p in trained), default=0)
+    rounded = sum(p.numel() * p.element_size() for p in trained if p.element_size() < FLOAT32)
+    size = model.size
+    one = 3 * size.frames * size.height * size.width * FLOAT32
     uses_copy = weights_evaluated == "ema" and not stage.freeze
     return StageMemory(
         weights=weights,
@@ -159,9 +175,12 @@ def stage_memory(
         text=model.text().peak,
         evaluation=_evaluation_peak(stage, model, work.evaluation_batch),
         evaluation_copy=own if uses_copy else 0,
+        checksum=checksum,
+        transfer=own + rounded + checksum if uses_copy else 0,
         loading=everything if reference else 0,
         trajectories=_trajectories(model, work),
-        media=work.samples * 3 * model.size.frames * model.size.height * model.size.width * FLOAT32,
+        media=work.samples * one,
+        evaluation_media=work.evaluated * one,
     )
 
 

@@ -94,9 +94,23 @@ class RunNumbers:
     @property
     def host_bytes(self) -> int:
         """Bytes of CPU memory per GPU: trajectories, media, and stages that sleep."""
-        kept = sum(stage.memory.trajectories + stage.memory.media for stage in self.stages)
         resident = [stage.memory.resident for stage in self.stages]
-        return kept + (sum(resident) - min(resident) if self.swap_stages else 0)
+        asleep = sum(resident) - min(resident) if self.swap_stages else 0
+        return asleep + max(self.iteration_host_bytes, self.evaluation_host_bytes)
+
+    @property
+    def iteration_host_bytes(self) -> int:
+        """Bytes of CPU memory that an iteration keeps until the next one."""
+        return sum(stage.memory.trajectories + stage.memory.media for stage in self.stages)
+
+    @property
+    def evaluation_host_bytes(self) -> int:
+        """Bytes of CPU memory of an evaluation beside those of the iteration before it.
+
+        A stage's batches are there twice while they are joined.
+        """
+        media = [stage.memory.evaluation_media for stage in self.stages]
+        return self.iteration_host_bytes + sum(media) + max(media)
 
     @property
     def total_flops(self) -> int:

@@ -15,7 +15,7 @@ class Work:
 
     ``samples`` are made, from ``conditions`` encoded images; ``texts`` are encoded, of
     ``texts_cached`` in the run. Of ``steps`` denoising steps ``trained_steps`` are trained on, in
-    ``updates`` passes.
+    ``updates`` passes. An evaluation makes ``evaluated`` samples.
     """
 
     samples: int
@@ -29,6 +29,7 @@ class Work:
     rollout_batch: int
     training_batch: int
     evaluation_batch: int
+    evaluated: int
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def stage_work(
         rollout_batch=min(stage.rollout_batch_size, samples),
         training_batch=min(stage.training_batch_size, samples),
         evaluation_batch=min(config.evaluation.batch_size, chains),
+        evaluated=chains,
     )
 
 
