@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from tests.models.contract import STEPS, FamilyCase, StockCall, random_latents
 from workflow_rl.config import RunConfig
 from workflow_rl.config.run_dir import create_run_dir
 from workflow_rl.enums import ExecutionProfile
-from workflow_rl.instance import ModelInstance
+from workflow_rl.instance import ModelInstance, load_card
+from workflow_rl.models import build_card
+from workflow_rl.request import TaskType
 from workflow_rl.serving.chain import load_chain, publish_run
 from workflow_rl.training.checkpoint import save_checkpoint
 from workflow_rl.training.rollout import rollout_loop
@@ -31,6 +33,7 @@ class TinyRun:
     case: FamilyCase
     dir: Path
     config: RunConfig
+    _made: dict[WeightRole, torch.Tensor] = field(default_factory=dict)
 
     @property
     def stage(self) -> str:
@@ -52,20 +55,23 @@ class TinyRun:
 
     def made_by_us(self, role: WeightRole = WeightRole.STUDENT) -> torch.Tensor:
         """Return what the served run makes, for the case's two requests."""
-        instance = self.served(role)
-        latents = random_latents(instance, self.case.requests()[0])
-        requests = self.case.requests(latents, sampler="checkpoint")
-        return rollout_loop(instance, "denoise", requests, profile=ExecutionProfile.SERVE)[0]
+        if role not in self._made:
+            instance = self.served(role)
+            latents = random_latents(instance, self.case.requests()[0])
+            requests = self.case.requests(latents, sampler="checkpoint")
+            served = rollout_loop(instance, "denoise", requests, profile=ExecutionProfile.SERVE)
+            self._made[role] = served[0]
+        return self._made[role]
 
-    @cached_property
+    @property
     def untrained(self) -> ModelInstance:
         """An instance of the base model."""
-        return load_chain(self.config.workflow, self.config.stages, "cpu").instances[self.stage]
+        return _untrained(self.case.task, self.model)
 
-    @cached_property
+    @property
     def made_by_base(self) -> torch.Tensor:
         """What the stock pipeline of the base model makes."""
-        return self.made_by_stock(self.base())
+        return _made_by_base(self.model, lambda: self.made_by_stock(self.base()))
 
     def made_by_stock(self, pipeline: Any) -> torch.Tensor:
         """Return what a stock pipeline makes of the same requests and latents."""
@@ -90,6 +96,21 @@ class TinyRun:
     def base(self) -> Any:
         """Return the stock pipeline of the base model."""
         return self.case.pipeline_class.from_pretrained(self.model)
+
+
+@cache
+def _untrained(task: str, model: Path) -> ModelInstance:
+    return load_card(build_card(model, TaskType(task)))
+
+
+_bases: dict[Path, torch.Tensor] = {}
+
+
+def _made_by_base(model: Path, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Return what runs of one model begin with, made once."""
+    if model not in _bases:
+        _bases[model] = make()
+    return _bases[model]
 
 
 def make_run(
