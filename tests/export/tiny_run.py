@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ class TinyRun:
     case: FamilyCase
     dir: Path
     config: RunConfig
-    _made: dict[WeightRole, torch.Tensor] = field(default_factory=dict)
 
     @property
     def stage(self) -> str:
@@ -55,18 +54,15 @@ class TinyRun:
 
     def made_by_us(self, role: WeightRole = WeightRole.STUDENT) -> torch.Tensor:
         """Return what the served run makes, for the case's two requests."""
-        if role not in self._made:
-            instance = self.served(role)
-            latents = random_latents(instance, self.case.requests()[0])
-            requests = self.case.requests(latents, sampler="checkpoint")
-            served = rollout_loop(instance, "denoise", requests, profile=ExecutionProfile.SERVE)
-            self._made[role] = served[0]
-        return self._made[role]
+        instance = self.served(role)
+        latents = random_latents(instance, self.case.requests()[0])
+        requests = self.case.requests(latents, sampler="checkpoint")
+        return rollout_loop(instance, "denoise", requests, profile=ExecutionProfile.SERVE)[0]
 
     @property
     def untrained(self) -> ModelInstance:
         """An instance of the base model."""
-        return _untrained(self.case.task, self.model)
+        return _untrained(self.case.task, self.model, self.config.stages[self.stage].variant)
 
     @property
     def made_by_base(self) -> torch.Tensor:
@@ -99,8 +95,8 @@ class TinyRun:
 
 
 @cache
-def _untrained(task: str, model: Path) -> ModelInstance:
-    return load_card(build_card(model, TaskType(task)))
+def _untrained(task: str, model: Path, variant: str | None) -> ModelInstance:
+    return load_card(replace(build_card(model, TaskType(task)), variant=variant))
 
 
 _bases: dict[Path, torch.Tensor] = {}
