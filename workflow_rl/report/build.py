@@ -11,10 +11,12 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from workflow_rl.report import views
 from workflow_rl.report.embed import MEGABYTE, Embedder
+from workflow_rl.report.intervals import Statistics
 from workflow_rl.report.numbers import credit, number, percent, signed
 from workflow_rl.report.run_data import RunData, read_run
+from workflow_rl.report.views import evaluation, failures, guards, rewards, summary, training
+from workflow_rl.report.views.gallery import gallery
 
 REPORT_FILE = "report.html"
 MEDIA_BUDGET = 24 * MEGABYTE
@@ -60,7 +62,10 @@ def render(run: RunData, embed: Embedder) -> str:
     )
     environment.filters |= {"number": number, "signed": signed, "credit": credit}
     environment.globals["embed"] = embed
-    style, script = (_source(environment, name) for name in ("report.css", "report.js"))
+    style, script = (
+        Markup("").join(_source(environment, f"{name}.{kind}") for name in ("report", "gallery"))
+        for kind in ("css", "js")
+    )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     template = environment.get_template("report.html.j2")
     return template.render(
@@ -76,30 +81,35 @@ def _source(environment: Environment, name: str) -> Markup:
 
 
 def _sections(run: RunData, embed: Embedder) -> dict[str, Any]:
-    statistics = views.Statistics(run)
+    statistics = Statistics(run)
     level = percent(statistics.confidence)
-    ends = views.first_and_last(run)
+    ends = evaluation.first_and_last(run)
     comparison = None
     if ends is not None:
         first, last = ends
         comparison = statistics.compare(first.scores, last.scores, first.prompts)
-    headline, tone = views.verdict(run, comparison)
+    headline, tone = summary.verdict(run, comparison)
     return {
         "run": run,
         "headline": headline,
         "tone": tone,
         "level": level,
-        "tiles": views.tiles(run, comparison, level),
+        "tiles": summary.tiles(run, comparison, level),
         "ends": ends,
-        "evaluation_chart": views.evaluation_chart(run, statistics, level),
-        "training_chart": views.training_chart(run),
-        "measure_charts": views.measure_charts(run, statistics),
-        "measure_rows": views.measure_rows(run, statistics),
-        "pairs": views.pairs(run, embed),
-        "rollouts": [*run.rollouts[-1:], *run.rollouts[:-1][:1]],
-        "stages": views.stage_charts(run),
-        "variance_charts": views.variance_charts(run),
-        "failures": views.failures(run),
-        "other_metrics": views.other_metrics(run),
+        "evaluation_chart": evaluation.evaluation_chart(run, statistics, level),
+        "training_chart": training.training_chart(run),
+        "reward_charts": rewards.reward_charts(run),
+        "contribution_charts": rewards.contribution_charts(run),
+        "measure_charts": evaluation.measure_charts(run, statistics),
+        "measure_rows": evaluation.measure_rows(run, statistics),
+        "pairs": evaluation.pairs(run, embed),
+        "gallery": gallery(run, embed),
+        "guards": guards.guard_views(run),
+        "alarms": guards.alarm_rows(run),
+        "stages": training.stage_charts(run),
+        "variance_charts": training.variance_charts(run),
+        "failures": failures.failures(run),
+        "failure_causes": failures.failure_causes(run),
+        "other_metrics": training.other_metrics(run),
         "identity_text": yaml.safe_dump(dict(run.identity), sort_keys=False, allow_unicode=True),
     }

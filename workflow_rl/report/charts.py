@@ -32,6 +32,8 @@ class Series:
         Index of the page's series colours.
     markers : bool
         Draw a dot with its value on each point.
+    alarm : bool
+        Draw the points alone, in the colour of an alarm.
     """
 
     label: str
@@ -41,13 +43,15 @@ class Series:
     high: Sequence[float] | None = None
     colour: int = 0
     markers: bool = False
+    alarm: bool = False
 
 
 @dataclass(frozen=True)
 class Chart:
     """A titled chart.
 
-    ``reference`` draws a dashed line at a value that means something, such as a ratio of 1.
+    ``reference`` draws a dashed line at a value that means something, such as a ratio of 1;
+    ``expected`` a band between two such values.
     """
 
     title: str
@@ -56,6 +60,7 @@ class Chart:
     x_label: str = "iteration"
     reference: float | None = None
     from_zero: bool = False
+    expected: tuple[float, float] | None = None
 
     @property
     def svg(self) -> Markup:
@@ -114,7 +119,7 @@ def draw_chart(chart: Chart) -> Markup:
         empty = Markup('<text class="empty" x="{}" y="{}">no values yet</text></svg>')
         return head + empty.format(WIDTH / 2, HEIGHT / 2)
     x_scale, y_scale = _scales(chart, shown)
-    parts = [head, _axes(chart, x_scale, y_scale)]
+    parts = [head, _expected(chart, y_scale), _axes(chart, x_scale, y_scale)]
     parts += [_band(s, x_scale, y_scale) for s in shown if s.low is not None]
     parts += [_line(s, x_scale, y_scale) for s in shown]
     return Markup("").join([*parts, Markup("</svg>")])
@@ -124,6 +129,9 @@ def describe(chart: Chart) -> str:
     """Say in words where each line begins and ends: the chart's text alternative."""
     sentences = []
     for series in chart.series:
+        if series.alarm:
+            sentences.append(f"{series.label}: {len(series.y)}.")
+            continue
         finite = [(x, y) for x, y in zip(series.x, series.y, strict=True) if math.isfinite(y)]
         if not finite:
             sentences.append(f"{series.label}: no values.")
@@ -139,6 +147,7 @@ def _scales(chart: Chart, shown: Sequence[Series]) -> tuple[Scale, Scale]:
     values = [v for s in shown for part in (s.y, s.low or (), s.high or ()) for v in part]
     if chart.reference is not None:
         values.append(chart.reference)
+    values += chart.expected or ()
     if chart.from_zero:
         values.append(0.0)
     y_ticks = nice_ticks(*_spread([v for v in values if math.isfinite(v)]))
@@ -179,6 +188,15 @@ def _axes(chart: Chart, x_scale: Scale, y_scale: Scale) -> Markup:
     return Markup("").join(parts)
 
 
+def _expected(chart: Chart, y_scale: Scale) -> Markup:
+    if chart.expected is None:
+        return Markup("")
+    low, high = sorted(y_scale(value) for value in chart.expected)  # pixels fall as values rise
+    return Markup('<rect class="expected" x="{}" y="{:.1f}" width="{}" height="{:.1f}"/>').format(
+        LEFT, low, WIDTH - RIGHT - LEFT, high - low
+    )
+
+
 def _band(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
     if series.low is None or series.high is None:
         raise ValueError(f"series {series.label!r} needs both edges of its band")
@@ -196,7 +214,7 @@ def _band(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
 
 
 def _line(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
-    colour = series.colour % COLOURS
+    colour = "alarm" if series.alarm else f"s{series.colour % COLOURS}"
     commands, dots = [], []
     pen_down = False
     for i in thin(series.y):
@@ -206,13 +224,15 @@ def _line(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
         x, y = x_scale(series.x[i]), y_scale(series.y[i])
         commands.append(f"{'L' if pen_down else 'M'}{x:.1f} {y:.1f}")
         pen_down = True
-        if series.markers or len(series.y) == 1:
+        if series.markers or series.alarm or len(series.y) == 1:
             value = f"{series.label}, {series.x[i]:.0f}: {number(series.y[i])}"
             if series.low is not None and series.high is not None:
                 value += f" ({number(series.low[i])} to {number(series.high[i])})"
-            dot = Markup('<circle class="dot s{}" cx="{:.1f}" cy="{:.1f}" r="3">')
+            dot = Markup('<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="3">')
             dots.append(
                 dot.format(colour, x, y) + Markup("<title>{}</title></circle>").format(value)
             )
-    path = Markup('<path class="line s{}" d="{}"/>').format(colour, "".join(commands))
+    if series.alarm:
+        return Markup("").join(dots)
+    path = Markup('<path class="line {}" d="{}"/>').format(colour, "".join(commands))
     return path + Markup("").join(dots)

@@ -13,12 +13,13 @@ class Medium:
     """An image or a video of the page.
 
     ``source`` is a data URI, or the file's path relative to the page when the page would have
-    become too large, or None when the file is missing.
+    become too large, or None when there is no file: ``missing`` says why.
     """
 
     kind: str
     source: str | None
     path: str
+    missing: str = ""
 
 
 class Embedder:
@@ -36,12 +37,16 @@ class Embedder:
         self._root = root.resolve()
         self._left = budget
         self._known: dict[str, Medium] = {}
+        self._linked_bytes = 0
 
-    def __call__(self, path: str) -> Medium:
+    def __call__(self, path: str | None) -> Medium:
         """Return the medium at ``path``, relative to the run directory.
 
-        A path that leaves the run directory, or is neither PNG nor MP4, counts as missing.
+        A path that leaves the run directory, or is neither PNG nor MP4, counts as missing. None is
+        a medium that the run could not write.
         """
+        if path is None:
+            return Medium("image", None, "", "not written")
         if path not in self._known:
             self._known[path] = self._load(path)
         return self._known[path]
@@ -57,15 +62,21 @@ class Embedder:
         sources = [medium.source for medium in self._known.values()]
         return sum(source is not None and not source.startswith("data:") for source in sources)
 
+    @property
+    def linked_megabytes(self) -> float:
+        """Size of the media beside the page."""
+        return self._linked_bytes / MEGABYTE
+
     def _load(self, path: str) -> Medium:
         suffix = PurePosixPath(path).suffix
         kind = "video" if suffix == ".mp4" else "image"
         file = (self._root / path).resolve()
         inside = file.is_relative_to(self._root)
         if suffix not in MIME_TYPES or not inside or not file.is_file():
-            return Medium(kind, None, path)
+            return Medium(kind, None, path, "missing")
         size = file.stat().st_size
         if size > self._left:
+            self._linked_bytes += size
             return Medium(kind, file.relative_to(self._root).as_posix(), path)
         self._left -= size
         content = base64.b64encode(file.read_bytes()).decode("ascii")

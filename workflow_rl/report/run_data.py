@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ class EvaluationRecord:
     """One evaluation: a score per sample, NaN where it failed.
 
     ``measures`` holds the reward's components and other measures of the same samples.
-    ``media`` maps a stage to its files, which show the samples in ``media_rows``.
+    ``media`` maps a stage to its files, None for one that the disk refused, which show the samples
+    in ``media_rows``; ``lost`` are the causes of that, with their counts.
     """
 
     iteration: int
@@ -29,28 +31,40 @@ class EvaluationRecord:
     measures: dict[str, list[float]]
     failures: list[str]
     media_rows: list[int]
-    media: dict[str, list[str]]
+    media: dict[str, list[str | None]]
+    lost: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SampleNode:
-    """A sample of a saved group, with the samples of the next stage that descend from it."""
+    """A sample of a saved group, with the samples of the next stage that descend from it.
+
+    ``media`` is None where the disk refused it; ``components`` are the rewards apart, which runs
+    did not keep at first.
+    """
 
     stage: str
-    media: str
+    media: str | None
     reward: float
     advantage: float
     failed: str | None
     children: list[SampleNode] = field(default_factory=list)
+    components: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SavedGroup:
-    """All samples of one prompt in one iteration."""
+    """All samples of one prompt in one iteration.
+
+    Its mean reward was the ``rank``-th highest of ``ranked``; both are None in older runs, and
+    where no sample has a reward.
+    """
 
     prompt: str
     reward_mean: float
     children: list[SampleNode]
+    rank: int | None = None
+    ranked: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,10 +76,32 @@ class SavedRollout:
 
 
 @dataclass(frozen=True)
+class GuardBaseline:
+    """What a guard measured at the start, and how many deviations from it raise an alarm."""
+
+    mean: float
+    std: float
+    threshold: float
+
+
+@dataclass(frozen=True)
+class GuardAlarm:
+    """A guard's measure that drifted too far; ``action`` is ``warn`` or ``stop``."""
+
+    iteration: int
+    guard: str
+    value: float
+    deviations: float
+    action: str
+
+
+@dataclass(frozen=True)
 class RunData:
     """Everything in a run directory that the report shows.
 
     ``metrics`` maps a name to one value per entry of ``iterations``, NaN where it was not written.
+    ``causes`` counts why rewards failed, by reward and reason, and ``lost`` why media of rollouts
+    were not written. What older runs did not write is empty.
     """
 
     name: str
@@ -76,6 +112,10 @@ class RunData:
     metrics: dict[str, list[float]]
     evaluations: list[EvaluationRecord]
     rollouts: list[SavedRollout]
+    causes: dict[str, dict[str, int]] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+    guards: dict[str, GuardBaseline] = field(default_factory=dict)
+    alarms: list[GuardAlarm] = field(default_factory=list)
 
     @property
     def stages(self) -> list[str]:
@@ -110,6 +150,10 @@ def read_run(run_dir: Path) -> RunData:
         metrics={name: [_number(line.get(name)) for line in lines] for name in names},
         evaluations=[_evaluation(line) for line in read_jsonl(run_dir / "evaluations.jsonl")],
         rollouts=[_rollout(_read_json(path)) for path in rollout_files],
+        causes=_reward_causes(lines),
+        lost=_summed(line.get("media_failure_causes") for line in lines),
+        guards=_guards(run_dir / "guards.json"),
+        alarms=[_alarm(line) for line in read_jsonl(run_dir / "guard_alarms.jsonl")],
     )
 
 
@@ -169,6 +213,7 @@ def _evaluation(line: dict[str, Any]) -> EvaluationRecord:
         failures=list(line.get("failures", {}).values()),
         media_rows=list(line.get("media_rows", range(shown))),
         media=media,
+        lost=dict(line.get("media_failure_causes", {})),
     )
 
 
@@ -178,6 +223,8 @@ def _rollout(record: dict[str, Any]) -> SavedRollout:
             prompt=group["prompt"],
             reward_mean=_number(group["reward_mean"]),
             children=[_node(child) for child in group["children"]],
+            rank=group.get("rank"),
+            ranked=group.get("ranked"),
         )
         for group in record["groups"]
     ]
@@ -192,4 +239,40 @@ def _node(node: dict[str, Any]) -> SampleNode:
         advantage=_number(node.get("advantage")),
         failed=node.get("failed"),
         children=[_node(child) for child in node.get("children", [])],
+        components={name: _number(v) for name, v in node.get("components", {}).items()},
+    )
+
+
+def _summed(counts: Iterable[Mapping[str, int] | None]) -> dict[str, int]:
+    """Add up counts by name."""
+    total: Counter[str] = Counter()
+    for part in counts:
+        total.update(part or {})
+    return dict(total)
+
+
+def _reward_causes(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Add up why each reward failed, over all iterations."""
+    told = [line.get("reward_failure_causes") or {} for line in lines]
+    labels = dict.fromkeys(label for causes in told for label in causes)
+    return {label: _summed(causes.get(label) for causes in told) for label in labels}
+
+
+def _guards(path: Path) -> dict[str, GuardBaseline]:
+    if not path.is_file():
+        return {}
+    fields = ("mean", "std", "threshold")
+    return {
+        name: GuardBaseline(*(_number(guard.get(field)) for field in fields))
+        for name, guard in _read_json(path).get("guards", {}).items()
+    }
+
+
+def _alarm(line: Mapping[str, Any]) -> GuardAlarm:
+    return GuardAlarm(
+        iteration=int(line["iteration"]),
+        guard=str(line.get("guard", "")),
+        value=_number(line.get("value")),
+        deviations=_number(line.get("deviations")),
+        action=str(line.get("action", "warn")),
     )

@@ -1,0 +1,1 @@
+"""What each section of the report shows, computed from a run's data: one module per section."""
