@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from workflow_rl.config.base import ConfigModel
+from workflow_rl.config.guards import GuardsConfig
 from workflow_rl.config.prompts import FIRST_FRAME_KEY
 from workflow_rl.config.reward_checks import credit_fault
 from workflow_rl.config.reward_location import ProcessConfig, ServerConfig
@@ -217,6 +218,7 @@ class RunConfig(ConfigModel):
     credit: CreditConfig = Field(CreditConfig(), description="Credit assignment.")
     training: TrainingConfig = Field(TrainingConfig(), description="The outer loop.")
     evaluation: EvaluationConfig = Field(EvaluationConfig(), description="Evaluation.")
+    guards: GuardsConfig = Field(GuardsConfig(), description="What shows that a reward is hacked.")
     logging: LoggingConfig = Field(LoggingConfig(), description="Metrics.")
 
     @model_validator(mode="after")
@@ -288,13 +290,13 @@ class RunConfig(ConfigModel):
         return self
 
     def fingerprint(self, *, as_written: bool = False) -> str:
-        """Return a digest of what decides the run's numbers: all but where it writes and logs.
+        """Return a digest of what decides the run's numbers: all but output, logs and guards.
 
         ``as_written`` leaves out what the file does not say: of a file that a run wrote before a
         key was added, it is the fingerprint of that time.
         """
         content = self.model_dump(
-            mode="json", exclude={"output_dir", "logging"}, exclude_unset=as_written
+            mode="json", exclude={"output_dir", "logging", "guards"}, exclude_unset=as_written
         )
         content["stages"] = list(content["stages"].items())  # their order is part of the chain
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,23 @@ class IterationLog:
         WorkflowRLError
             The file ends in half a line, or the disk refuses.
         """
-        if "iteration" in values:
+        self.append_all(iteration, [values])
+
+    def append_all(self, iteration: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write the lines of one iteration and force them to the disk; raises as :meth:`append`."""
+        if any("iteration" in values for values in lines):
             raise ValueError("'iteration' is not a name of a value")
         if self._last is None:
             self._last = self._last_written()
         if iteration <= self._last:
             raise ValueError(f"iteration {iteration} after {self._last} in {self.path}")
-        line = json.dumps(strict_json({**values, "iteration": iteration}), sort_keys=True)
+        text = "".join(
+            json.dumps(strict_json({**values, "iteration": iteration}), sort_keys=True) + "\n"
+            for values in lines
+        )
         try:
             with self.path.open("ab") as file:
-                file.write(line.encode() + b"\n")
+                file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

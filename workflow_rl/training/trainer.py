@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ from workflow_rl.training.checkpoint import (
 from workflow_rl.training.data import PromptSchedule
 from workflow_rl.training.expert_steps import untrained_experts
 from workflow_rl.training.gallery import save_groups
+from workflow_rl.training.guards import GuardError, Guards
 from workflow_rl.training.iteration_log import IterationLog
 from workflow_rl.training.methods.chain import ChainRLMethod
 from workflow_rl.training.metrics_log import MetricsLog
@@ -84,6 +85,7 @@ class Run:
         self.evaluations = IterationLog(self.dir / EVALUATIONS_FILE)
         self.method: ChainRLMethod = build_method(config)
         self.method.on_progress = self.progress_of
+        self.guards = Guards(config.guards, self.dir)
         stages = list(config.stages)
         records = load_prompts(config.data.prompts, stages)
         held_out = config.data.eval_prompts
@@ -109,8 +111,10 @@ class Run:
         if path is not None:
             start, tensors, state = load_checkpoint(path)
             self.method.load_state(tensors, state["method"])
+            self.guards.restore(state.get("guards"), self.listener.message)
             self.listener.message(f"going on after iteration {start} (from {path})")
         self.evaluations.truncate_after(-1 if path is None else start)
+        self.guards.alarms.truncate_after(start - 1)
         return start
 
     def prepare_texts(self) -> None:
@@ -132,7 +136,7 @@ class Run:
             self.dir / "checkpoints",
             done,
             self.method.state_tensors(),
-            {"method": self.method.state_values()},
+            {"method": self.method.state_values(), "guards": self.guards.state()},
             keep=self.config.training.checkpoint.keep,
         )
 
@@ -176,6 +180,14 @@ class Run:
             lost = save_groups(self.dir, done, self.method.last, rollouts.groups)
             self.tell(lost)
         return lost
+
+    def watch(self, iteration: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Measure the guards, tell the listener of those that drift; return their metrics."""
+        outputs = () if self.method.last is None else self.method.last.outputs
+        found, alarms = self.guards.look(iteration, outputs, metrics)
+        for alarm in alarms:
+            self.listener.message(f"warning: {alarm}")
+        return found
 
     def tell(self, lost: LostMedia) -> None:
         """Tell the listener of files that the disk refused."""
@@ -254,6 +266,7 @@ def _iterate(
         batch = {"prompts": prompts, "seeds": [config.seed] * len(prompts)}
         losses, metrics = method.managed_train_step(batch, iteration)
         metrics |= {name: float(loss) for name, loss in losses.items()}
+        metrics |= run.watch(iteration, metrics)
         seconds = time.perf_counter() - began
         done = iteration + 1
         lost = run.save_rollouts(done)
@@ -261,9 +274,12 @@ def _iterate(
         run.listener.iteration(done, total, metrics | {"time/iteration": seconds})
         if is_due(done, total, config.evaluation.every):
             run.evaluate(done)
-        stopping = stop_requested() and done < total
+        drifted = run.guards.stop_reason()
+        stopping = (stop_requested() or drifted is not None) and done < total
         if stopping or is_due(done, total, config.training.checkpoint.every):
             run.checkpoint(done)
+        if drifted is not None:
+            raise GuardError(drifted)
         if stopping:
             return done
     return None

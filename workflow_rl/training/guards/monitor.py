@@ -1,0 +1,286 @@
+"""Measures the guards, compares them with the start, and raises alarms."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workflow_rl.config.guards import GuardsConfig
+from workflow_rl.errors import WorkflowRLError
+from workflow_rl.training.guards.statistics import (
+    diversity_groups,
+    group_diversity,
+    sample_statistics,
+)
+from workflow_rl.training.iteration_log import IterationLog
+from workflow_rl.workflow import StageOutput
+
+BASELINE_FILE = "guards.json"
+ALARMS_FILE = "guard_alarms.jsonl"
+WORSE = 1.5
+"""Factor of the drift at the last alarm from which there is another one."""
+BACK = 0.8
+"""Share of the threshold below which a guard has left drift."""
+LEAST_STD = 1e-6
+
+ADVICE = {
+    "brightness": "whether the reward grows with light",
+    "saturation": "whether the reward grows with colour",
+    "sharpness": "blur, noise and grids",
+    "motion": "videos that stand still, or a camera that pans",
+    "frame_change": "videos that stand still or flicker",
+    "diversity": "whether the samples of a group are one and the same picture",
+    "kl": "the learning rate and kl_weight of the stage",
+}
+
+
+class GuardError(WorkflowRLError):
+    """A guard stopped the run."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A guard has drifted; ``iteration`` counts from 0, ``value`` is the window's mean."""
+
+    iteration: int
+    guard: str
+    value: float
+    deviations: float
+    action: str
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        kind = self.guard.split("/")[0]
+        unit = "noise deviations" if kind == "kl" else "standard deviations"
+        return (
+            f"guard {self.guard}: {self.value:.4g} after iteration {self.iteration + 1}, "
+            f"{self.deviations:+.1f} {unit} from the start; look at {ADVICE[kind]}"
+        )
+
+
+@dataclass
+class _Guard:
+    """One guard's baseline (sums over samples), recent values and whether it is in drift."""
+
+    threshold: float
+    count: int
+    mean: float
+    squares: float
+    recent: deque[float]
+    alarmed: float = 0.0
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the baseline's samples, never 0."""
+        return max(math.sqrt(self.squares / max(1, self.count - 1)), LEAST_STD)
+
+    def learn(self, values: torch.Tensor) -> None:
+        """Take samples [N] into the baseline."""
+        for value in values.tolist():
+            self.count += 1
+            delta = value - self.mean
+            self.mean += delta / self.count
+            self.squares += delta * (value - self.mean)
+
+    def drift(self) -> tuple[float, float]:
+        """Return the window's mean and its distance from the start in standard deviations."""
+        if not self.recent or self.count < 2:
+            return math.nan, math.nan
+        value = sum(self.recent) / len(self.recent)
+        return value, (value - self.mean) / self.std
+
+    def is_alarm(self, deviations: float) -> bool:
+        """Take note of the drift; True where it is new or has become worse."""
+        size = abs(deviations)
+        if size < BACK * self.threshold:
+            self.alarmed = 0.0
+        if size > self.threshold and size >= WORSE * self.alarmed:
+            self.alarmed = size
+            return True
+        return False
+
+    @property
+    def drifted(self) -> bool:
+        """Whether the guard is in drift."""
+        return self.alarmed > 0
+
+
+class Guards:
+    """The guards of a run: see the package's docstring for files, metrics and rules.
+
+    Parameters
+    ----------
+    config : GuardsConfig
+    run_dir : Path
+        Gets ``guards.json`` and ``guard_alarms.jsonl``.
+    """
+
+    def __init__(self, config: GuardsConfig, run_dir: Path) -> None:
+        self.config = config
+        self.baseline_path = run_dir / BASELINE_FILE
+        self.alarms = IterationLog(run_dir / ALARMS_FILE)
+        self._guards: dict[str, _Guard] = {}
+        self._seen = 0
+
+    def look(
+        self, iteration: int, outputs: tuple[StageOutput, ...], metrics: Mapping[str, float]
+    ) -> tuple[dict[str, float], list[Alarm]]:
+        """Measure one iteration; write the baseline when it is complete, and the alarms.
+
+        Parameters
+        ----------
+        outputs
+            What the stages made.
+        metrics
+            Of the iteration; ``kl/{stage}`` is read, where there is one.
+
+        Returns
+        -------
+        metrics : dict of str to float
+            ``guard/...`` and ``guard_z/...``.
+        alarms : list of Alarm
+        """
+        found, alarms = {}, []
+        learning = self._seen < self.config.baseline_iterations
+        for name, values in self._measure(outputs, metrics).items():
+            guard = self._guard(name)
+            finite = values[values.isfinite()].double()
+            mean = float(finite.mean()) if len(finite) else math.nan
+            if len(finite):
+                guard.recent.append(mean)
+            if learning and not name.startswith("kl/"):
+                guard.learn(finite)
+            value, deviations = (math.nan, math.nan) if learning else guard.drift()
+            found[f"guard/{name}"], found[f"guard_z/{name}"] = mean, deviations
+            if guard.is_alarm(deviations):
+                action = "stop" if self._stops(name) else "warn"
+                alarms.append(Alarm(iteration, name, value, deviations, action))
+        self._seen += 1
+        if self._seen == self.config.baseline_iterations:
+            self.write_baseline()
+        if alarms:
+            self.alarms.append_all(iteration, [_line(alarm) for alarm in alarms])
+        return found, alarms
+
+    def _measure(
+        self, outputs: tuple[StageOutput, ...], metrics: Mapping[str, float]
+    ) -> dict[str, torch.Tensor]:
+        watched = self.config.watch
+        if not watched:
+            return {}
+        found: dict[str, torch.Tensor] = {}
+        for output, groups in zip(outputs, diversity_groups(outputs), strict=True):
+            stage = output.stage.name
+            for kind, values in sample_statistics(output.media).items():
+                found[f"{kind}/{stage}"] = values
+            if len(groups.unique()) < len(groups):
+                found[f"diversity/{stage}"] = group_diversity(output.media, groups)
+            if f"kl/{stage}" in metrics:
+                kl = torch.tensor([float(metrics[f"kl/{stage}"])], dtype=torch.float64)
+                found[f"kl/{stage}"] = (2 * kl.clamp_min(0)).sqrt()
+        return {name: v for name, v in found.items() if name.split("/")[0] in watched}
+
+    def _guard(self, name: str) -> _Guard:
+        if name not in self._guards:
+            self._guards[name] = self._new(name)
+        return self._guards[name]
+
+    def _new(self, name: str) -> _Guard:
+        recent: deque[float] = deque(maxlen=self.config.window)
+        if name.startswith("kl/"):  # mean 0 and standard deviation 1: it is in deviations already
+            return _Guard(self.config.kl_deviations, 2, 0.0, 1.0, recent)
+        return _Guard(self.config.deviations, 0, 0.0, 0.0, recent)
+
+    def _stops(self, name: str) -> bool:
+        stop_on = self.config.watch if self.config.stop_on is None else self.config.stop_on
+        return self.config.action == "stop" and name.split("/")[0] in stop_on
+
+    def stop_reason(self) -> str | None:
+        """Return why the run has to stop, None where it has not."""
+        for name, guard in self._guards.items():
+            if guard.drifted and self._stops(name):
+                value, deviations = guard.drift()
+                alarm = Alarm(self._seen - 1, name, value, deviations, "stop")
+                return (
+                    f"{alarm}; the checkpoint is written; to go on, set guards.action: warn or "
+                    "raise guards.deviations in the run's config.yaml and resume"
+                )
+        return None
+
+    def write_baseline(self) -> None:
+        """Write ``guards.json``; a guard without a baseline is left out."""
+        guards = {
+            name: {"mean": guard.mean, "std": guard.std, "threshold": guard.threshold}
+            for name, guard in self._guards.items()
+            if guard.count > 1
+        }
+        content = {
+            "guards": guards,
+            "baseline_iterations": self.config.baseline_iterations,
+            "window": self.config.window,
+        }
+        if not guards:
+            return
+        temporary = self.baseline_path.with_name(f".{self.baseline_path.name}.tmp")
+        try:
+            temporary.write_text(json.dumps(content, sort_keys=True), encoding="utf-8")
+            temporary.replace(self.baseline_path)
+        except OSError as error:
+            raise WorkflowRLError(
+                f"cannot write {self.baseline_path}: {error}; make room and resume"
+            ) from error
+
+    def state(self) -> dict[str, Any]:
+        """Return what resume needs, as JSON types."""
+        return {
+            "seen": self._seen,
+            "guards": {
+                name: {
+                    "count": guard.count,
+                    "mean": guard.mean,
+                    "squares": guard.squares,
+                    "recent": list(guard.recent),
+                    "alarmed": guard.alarmed,
+                }
+                for name, guard in self._guards.items()
+            },
+        }
+
+    def restore(self, state: Mapping[str, Any] | None, tell: Callable[[str], None]) -> None:
+        """Go on from what :meth:`state` returned; thresholds are the configuration's.
+
+        A checkpoint from before there were guards has no state: what is left of the start is not
+        known, and a baseline of later iterations would hide a drift, so the guards are off.
+        """
+        if state is None:
+            self.config = self.config.model_copy(update={"watch": ()})
+            tell(
+                "this run began without guards, so there is no start to compare with: they are off"
+            )
+            return
+        self._seen = state["seen"]
+        for name, values in state["guards"].items():
+            guard = self._guard(name)
+            guard.count, guard.mean = values["count"], values["mean"]
+            guard.squares, guard.alarmed = values["squares"], values["alarmed"]
+            guard.recent.extend(values["recent"])
+            if guard.alarmed <= guard.threshold:  # the threshold was raised
+                guard.alarmed = 0.0
+        if self._seen >= self.config.baseline_iterations:
+            self.write_baseline()
+
+
+def _line(alarm: Alarm) -> dict[str, Any]:
+    return {
+        "guard": alarm.guard,
+        "value": alarm.value,
+        "deviations": alarm.deviations,
+        "action": alarm.action,
+    }
