@@ -133,6 +133,17 @@ def test_media_beyond_the_budget_are_linked(run_dir: Path, tmp_path: Path) -> No
     build_report(run_dir)
 
 
+def test_rollouts_keep_their_half_of_the_budget(run_dir: Path) -> None:
+    size = sum(path.stat().st_size for path in (run_dir / "evaluation").rglob("*.*"))
+    page = Page(build_report(run_dir, media_budget=size))
+    embedded = [str(video["src"]).startswith("data:") for video in page.all("video")]
+    pairs, rollouts = embedded[:4], embedded[4:]
+    assert any(pairs)
+    assert any(rollouts)
+    assert not all(rollouts)
+    build_report(run_dir)
+
+
 def test_a_missing_file_is_shown_as_missing(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run")
     next((run_dir / "evaluation").rglob("*.mp4")).unlink()

@@ -15,8 +15,8 @@ def report(
 ) -> None:
     """Write report.html of a run: one file that opens offline.
 
-    Curves with intervals, videos before and after side by side, the best and worst groups with
-    their rewards and advantages, the configuration and the versions.
+    Curves with intervals, every reward apart, guards and failures with their causes, videos before
+    and after side by side, a gallery of rollouts with rewards and advantages, the configuration.
 
     **Example**
 

@@ -88,6 +88,8 @@ def _sections(run: RunData, embed: Embedder) -> dict[str, Any]:
     if ends is not None:
         first, last = ends
         comparison = statistics.compare(first.scores, last.scores, first.prompts)
+    with embed.leaving(0.5):  # for the rollouts
+        pairs = evaluation.pairs(run, embed)
     headline, tone = summary.verdict(run, comparison)
     return {
         "run": run,
@@ -102,7 +104,7 @@ def _sections(run: RunData, embed: Embedder) -> dict[str, Any]:
         "contribution_charts": rewards.contribution_charts(run),
         "measure_charts": evaluation.measure_charts(run, statistics),
         "measure_rows": evaluation.measure_rows(run, statistics),
-        "pairs": evaluation.pairs(run, embed),
+        "pairs": pairs,
         "gallery": gallery(run, embed),
         "guards": guards.guard_views(run),
         "alarms": guards.alarm_rows(run),

@@ -1,6 +1,8 @@
 """Puts images and videos into the page itself, as long as it stays of a moderate size."""
 
 import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -50,6 +52,16 @@ class Embedder:
         if path not in self._known:
             self._known[path] = self._load(path)
         return self._known[path]
+
+    @contextmanager
+    def leaving(self, share: float) -> Iterator[None]:
+        """Leave a share of the room that is left to what comes after the block."""
+        kept = int(share * self._left)
+        self._left -= kept
+        try:
+            yield
+        finally:
+            self._left += kept
 
     @property
     def missing(self) -> int:
