@@ -134,7 +134,8 @@ def test_media_beyond_the_budget_are_linked(run_dir: Path, tmp_path: Path) -> No
 
 
 def test_rollouts_keep_their_half_of_the_budget(run_dir: Path) -> None:
-    size = sum(path.stat().st_size for path in (run_dir / "evaluation").rglob("*.*"))
+    compared = [run_dir / f"evaluation/iteration_{done:08d}" for done in (0, 4)]
+    size = sum(path.stat().st_size for folder in compared for path in folder.iterdir())
     page = Page(build_report(run_dir, media_budget=size))
     embedded = [str(video["src"]).startswith("data:") for video in page.all("video")]
     pairs, rollouts = embedded[:4], embedded[4:]
