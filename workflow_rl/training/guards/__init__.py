@@ -1,12 +1,12 @@
 """Guards: figures that no reward is trained on and that move when a reward is hacked.
 
 Every iteration each guard is measured on the rollouts at hand, for every stage apart
-(``statistics`` says what and how). Its baseline is the mean and the standard deviation over the *samples*
-of the run's first iterations (``guards.baseline_iterations``), when the weights have hardly moved: the
-evaluation before training would be cleaner still, but has no noise in its steps and other prompts,
-so that a rollout lies off it before anything has drifted. The drift is how many of these standard
-deviations the mean of the last ``guards.window`` iterations is away from the baseline's mean, so 2
-means that the average sample is now what 1 in 40 was at the start.
+(``statistics`` says what and how). Its baseline is the mean and the standard deviation over the
+*samples* of the run's first iterations (``guards.baseline_iterations``), when the weights have
+hardly moved: the evaluation before training would be cleaner still, but has no noise in its steps
+and other prompts, so that a rollout lies off it before anything has drifted. The drift is how many
+of these standard deviations the mean of the last ``guards.window`` iterations is away from the
+baseline's mean, so 2 means that the average sample is now what 1 in 40 was at the start.
 
 The KL has no spread at the start. Its guard is √(2·KL): the root mean square distance between the
 step means of the policy and of the reference, in standard deviations of the step's noise. So its
@@ -35,9 +35,9 @@ A guard is called ``kind/stage``, such as ``brightness/i2v``; the kinds are thos
          "action": "warn"}
 
     ``iteration`` counts from 0, as in ``metrics.jsonl``; ``value`` is the mean of the last
-    ``window`` iterations. A guard raises an alarm when it enters drift and again when
-    it is 1.5 times as far away as at its last alarm; it leaves drift at 0.8 of the threshold. ``action`` is ``warn`` or
-    ``stop``.
+    ``window`` iterations. A guard raises an alarm when it enters drift and again when it is 1.5
+    times as far away as at its last alarm; it leaves drift at 0.8 of the threshold. ``action`` is
+    ``warn`` or ``stop``.
 
 Everything but what an alarm says is in the checkpoints, so that a resumed run writes the same.
 """
