@@ -122,8 +122,11 @@ def group_diversity(media: Tensor, groups: Tensor) -> Tensor:
     values = []
     for group in groups.unique().tolist():
         own = pixels_ND[(groups == group) & finite_N]
-        enough = len(own) > 1
-        values.append((2 * own.var(0).mean()).sqrt() if enough else pixels_ND.new_tensor(torch.nan))
+        if len(own) < 2:
+            values.append(pixels_ND.new_tensor(torch.nan))
+            continue
+        squares = (own - own.mean(0)).square().sum()  # Tensor.var is ten times as slow
+        values.append((2 * squares / (len(own) - 1) / own.shape[1]).sqrt())
     return torch.stack(values)
 
 
