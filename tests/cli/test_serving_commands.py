@@ -1,7 +1,6 @@
 """What `generate` and `evaluate` hand to the serving layer, and what they show of its answer."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -118,21 +117,3 @@ def test_generate_takes_a_first_frame_where_the_run_does(
     invoke(*ask, "--image", "fox.png")
     (call,) = served
     assert call["image"] == Path("fox.png")
-
-
-def test_evaluate_shows_before_and_after_with_the_interval(
-    invoke: Invoke, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fake(run_dir: Path, **options: Any) -> SimpleNamespace:
-        assert (run_dir, options["seeds_per_prompt"]) == (Path("run"), 2)
-        difference = SimpleNamespace(mean=0.125, low=0.0625, high=0.1875, failed=3)
-        comparison = SimpleNamespace(before=0.125, after=0.25, difference=difference, win_rate=0.75)
-        before = SimpleNamespace(scores=[0.0] * 24)
-        return SimpleNamespace(iteration=80, before=before, comparison=comparison, components={})
-
-    monkeypatch.setattr("workflow_rl.serving.evaluate.evaluate_run", fake)
-    create_run_dir(load_config("run.yaml", ["evaluation.confidence=0.9"]))
-    result = invoke("evaluate", "run", "--seeds-per-prompt", "2")
-    for shown in ("90%", "0.1250", "0.2500", "+0.0625 to", "+0.1875", "75%", "80 iterations"):
-        assert shown in result.stdout
-    assert result.stderr.startswith("3 pairs left out")

@@ -148,3 +148,29 @@ def test_nonsense_is_refused(values: list[float], options: dict[str, object]) ->
 def test_unequal_sides_are_refused() -> None:
     with pytest.raises(ValueError, match="pairs"):
         paired_bootstrap([1.0], [1.0, 2.0])
+
+
+def test_the_win_rate_has_the_interval_of_its_own_pairs() -> None:
+    """Ties are half a win on either side; the interval is that of the mean of wins."""
+    before = np.zeros(6)
+    after = np.array([1.0, 1.0, 1.0, -1.0, 0.0, math.nan])
+    wins = paired_bootstrap(before, after).wins
+    expected = bootstrap_interval([1, 1, 1, 0, 0.5, math.nan], samples=10_000)
+    assert wins == expected
+    assert (wins.mean, wins.failed) == (0.7, 1)
+    assert 0 <= wins.low < 0.7 < wins.high <= 1
+
+
+def test_the_effect_has_no_unit() -> None:
+    generator = np.random.default_rng(0)
+    before = generator.normal(scale=2.0, size=400)
+    after = before + 1.0
+    effect = paired_bootstrap(before, after).effect
+    assert effect == pytest.approx(1 / before.std(ddof=1))
+    assert paired_bootstrap(1000 * before, 1000 * after).effect == pytest.approx(effect)
+    assert paired_bootstrap(before + 7, after + 7).effect == pytest.approx(effect)
+
+
+def test_there_is_no_effect_where_the_baseline_does_not_vary() -> None:
+    assert math.isnan(paired_bootstrap([1.0, 1.0], [2.0, 3.0]).effect)
+    assert math.isnan(paired_bootstrap([1.0], [2.0]).effect)

@@ -1,163 +1,30 @@
-"""Before and after: whose weights, how many threads, and a file that is whole and strict."""
+"""An evaluation's folder appears whole or not at all."""
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from workflow_rl.config import PromptRecord, RunConfig
-from workflow_rl.enums import MediaKind
-from workflow_rl.errors import WorkflowRLError
-from workflow_rl.evaluation.chain import Evaluation
-from workflow_rl.media import read_mp4
-from workflow_rl.request import TaskType
-from workflow_rl.serving import evaluate, generate
-from workflow_rl.serving.chain import ServedChain
-from workflow_rl.training.build import stage_plan
-from workflow_rl.training.weight_sync import WeightRole
-from workflow_rl.workflow import T2I_I2V, StageOutput, WorkflowStage
-
-REWARD = {"name": "constant"}
+from workflow_rl.errors import UserError
+from workflow_rl.evaluation.output_folder import check_output, whole_folder
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
-    (tmp_path / "prompts.txt").write_text("a\nb\n")
-    stage = {"ema": {"decay": 0.9}}
-    return RunConfig.model_validate(
-        {
-            "output_dir": tmp_path,
-            "stages": {"t2i": {"task": "t2i", **stage}, "i2v": {"task": "i2v", **stage}},
-            "data": {"prompts": tmp_path / "prompts.txt"},
-            "rewards": [REWARD],
-            "training": {"threads": 3},
-            "evaluation": {"weights": "ema", "seeds_per_prompt": 1, "bootstrap_samples": 100},
-        }
-    )
+def test_what_is_interrupted_leaves_the_earlier_evaluation(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "out"
+    with pytest.raises(KeyboardInterrupt), whole_folder(folder) as building:
+        (building / "comparison.json").write_text("half")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    for text in ("first", "second"):
+        with whole_folder(folder) as building:
+            (building / "comparison.json").write_text(text)
+        check_output(folder)
+        assert (folder / "comparison.json").read_text() == text
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
 
 
-@pytest.fixture
-def roles(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> list[WeightRole]:
-    """Replace models and sampling; the list gets the roles that are published."""
-    published: list[WeightRole] = []
-
-    def publish(chain: object, run_dir: Path, role: WeightRole, on_skip: object) -> int:
-        published.append(role)
-        return 5
-
-    plans = {name: stage_plan(stage) for name, stage in config.stages.items()}
-    for module in (evaluate, generate):
-        monkeypatch.setattr(module, "load_run_config", lambda path: config)
-        monkeypatch.setattr(module, "publish_run", publish)
-        monkeypatch.setattr(module, "load_chain", lambda *_: ServedChain(T2I_I2V, {}, plans))
-    return published
-
-
-def _all_failed(*_: Any, **__: Any) -> Evaluation:
-    scores = torch.full((2,), math.nan)
-    return Evaluation(("a", "b"), (0, 0), scores, {"constant": scores}, {0: "x", 1: "x"}, ())
-
-
-def test_evaluate_writes_strict_json_with_the_runs_role_and_threads(
-    config: RunConfig, roles: list[WeightRole], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(evaluate, "evaluate_chain", _all_failed)
-    evaluate.evaluate_run(tmp_path)
-    assert (roles, threads) == ([WeightRole.EMA], [3])
-
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is not JSON")
-
-    path = tmp_path / evaluate.EVALUATION_FILE
-    written = json.loads(path.read_text(), parse_constant=refuse)
-    assert written["reward"]["difference"] is None
-    assert sorted(p.name for p in tmp_path.iterdir()) == [path.name, "prompts.txt"]
-
-
-def test_generate_serves_the_role_that_is_evaluated(
-    config: RunConfig, roles: list[WeightRole], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generate, "run_chain", lambda *_, **__: [])
-    ask: dict[str, Any] = {"prompt": "a", "seed": 0, "output_dir": tmp_path}
-    generate.generate(config.workflow, config.stages, run_dir=tmp_path, **ask)
-    assert roles == [WeightRole.EMA]
-    generate.generate(config.workflow, config.stages, **ask)
-    assert roles == [WeightRole.EMA]
-
-
-def test_generate_writes_nothing_that_is_not_finite(
-    config: RunConfig, roles: list[WeightRole], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    media = torch.full((1, 3, 2, 2), math.nan)
-    output = StageOutput(T2I_I2V.stages[0], MediaKind.IMAGE, (), (0,), media, None)
-    monkeypatch.setattr(generate, "run_chain", lambda *_, **__: [output])
-    with pytest.raises(WorkflowRLError, match="stage 't2i' made values that are not finite"):
-        generate.generate(
-            config.workflow, config.stages, prompt="a", seed=0, output_dir=tmp_path / "out"
-        )
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("sides", "joined"), [((4, 4), ["a_seed0.mp4"]), ((4, 8), []), ((4,), [])])
-def test_generate_joins_shots_of_one_size(
-    config: RunConfig,
-    roles: list[WeightRole],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    sides: tuple[int, ...],
-    joined: list[str],
-) -> None:
-    outputs = [
-        StageOutput(
-            WorkflowStage(f"shot{number}", TaskType.I2V),
-            MediaKind.VIDEO,
-            (),
-            (0,),
-            torch.zeros(1, 3, 2, side, side),
-            None,
-        )
-        for number, side in enumerate(sides)
-    ]
-    monkeypatch.setattr(generate, "run_chain", lambda *_, **__: outputs)
-    messages: list[str] = []
-    files = generate.generate(
-        config.workflow,
-        config.stages,
-        prompt="a",
-        seed=0,
-        output_dir=tmp_path / "out",
-        on_message=messages.append,
-    )
-    shots = [f"a_seed0_shot{number}.mp4" for number in range(len(sides))]
-    assert [path.name for path in files] == shots + joined
-    assert [read_mp4(path).shape[1] for path in files] == [2] * len(sides) + [3] * len(joined)
-    assert messages == (["the videos differ in size: they are not joined"] if 8 in sides else [])
-
-
-def test_generate_hands_the_first_frame_on(
-    config: RunConfig, roles: list[WeightRole], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[PromptRecord] = []
-
-    def run_chain(*arguments: Any, **_: Any) -> list[StageOutput]:
-        given.extend(arguments[3])
-        return []
-
-    monkeypatch.setattr(generate, "run_chain", run_chain)
-    (tmp_path / "fox.png").write_bytes(b"any")
-    generate.generate(
-        config.workflow,
-        config.stages,
-        prompt="a",
-        seed=0,
-        output_dir=tmp_path,
-        image=tmp_path / "fox.png",
-    )
-    assert [r.first_frame and r.first_frame.path for r in given] == [tmp_path / "fox.png"]
+def test_foreign_files_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match="no evaluation's"):
+        check_output(tmp_path)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
@@ -57,23 +58,60 @@ def stage_media(outputs: Sequence[StageOutput]) -> dict[str, StageMedia]:
     The reward sees the chain's prompt, not a stage's own text.
     """
     return {
-        output.stage.name: StageMedia(
-            RewardBatch(
-                prompts=[request.sample.prompt for request in output.requests],
-                sample_ids=[str(request.sample) for request in output.requests],
-                media=output.media,
-                media_kind=output.media_kind.value,
-                fps=output.fps,
-            ),
-            parents=output.parents,
-        )
+        output.stage.name: StageMedia(_reward_batch(output), parents=output.parents)
         for output in outputs
     }
 
 
-def score_chain(reward: CompositeReward, outputs: Sequence[StageOutput]) -> TreeScores:
-    """Score what a chain made; a sample that is not finite has failed, and so have its leaves."""
-    return fail_not_finite(outputs, reward.score_tree(stage_media(outputs)))
+def _reward_batch(output: StageOutput) -> RewardBatch:
+    """Return the samples of a stage, or of a part of one, as a reward sees them."""
+    return RewardBatch(
+        prompts=[request.sample.prompt for request in output.requests],
+        sample_ids=[str(request.sample) for request in output.requests],
+        media=output.media,
+        media_kind=output.media_kind.value,
+        fps=output.fps,
+    )
+
+
+class ChainScoring:
+    """Scores of a chain that is being sampled: what is made is sent to the rewards at once.
+
+    That holds for rewards in a process of their own or behind a server. Those in this process are
+    called at the end: they would compete for the device that samples. The scores are those of
+    scoring at the end: the requests are the same. A sample that is not finite has failed, and so
+    have its leaves.
+
+    Parameters
+    ----------
+    last_stage
+        Name of the stage whose samples are the leaves.
+    """
+
+    def __init__(self, reward: CompositeReward, last_stage: str) -> None:
+        self._reward = reward
+        self._arriving = reward.arriving(last_stage)
+
+    def made(self, part: StageOutput) -> None:
+        """Take the next samples of a stage: the ``on_made`` of ``run_chain``."""
+        self._arriving.add(part.stage.name, _reward_batch(part))
+
+    def finish(self, outputs: Sequence[StageOutput]) -> TreeScores:
+        """Return the scores of the whole chain."""
+        scores = self._reward.score_tree(stage_media(outputs), self._arriving)
+        return fail_not_finite(outputs, scores)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._arriving.cancel()
 
 
 def evaluate_chain(
@@ -102,24 +140,53 @@ def evaluate_chain(
     wake
         Called with a stage's name before it works.
     """
+    chains = [prompt for prompt in prompts for _ in range(seeds_per_prompt)]
+    seeds = list(range(seeds_per_prompt)) * len(prompts)
+    return evaluate_samples(
+        workflow,
+        instances,
+        plans,
+        reward,
+        chains,
+        seeds,
+        on_progress=on_progress,
+        wake=wake,
+    )
+
+
+def evaluate_samples(
+    workflow: Workflow,
+    instances: Mapping[str, ModelInstance],
+    plans: Mapping[str, StagePlan],
+    reward: CompositeReward,
+    chains: Sequence[PromptRecord],
+    seeds: Sequence[int],
+    *,
+    on_progress: Callable[[str], OnProgress] | None = None,
+    wake: Callable[[str], None] | None = None,
+) -> Evaluation:
+    """Sample the chain once per entry of ``chains`` and ``seeds``, and score it.
+
+    Parameters as for :func:`evaluate_chain`.
+    """
     serving = {
         name: replace(plan, samples=1, params=replace(plan.params, sde_steps=()))
         for name, plan in plans.items()
     }
-    chains = [prompt for prompt in prompts for _ in range(seeds_per_prompt)]
-    seeds = list(range(seeds_per_prompt)) * len(prompts)
-    outputs = run_chain(
-        workflow,
-        instances,
-        serving,
-        chains,
-        seeds,
-        profiles={stage.name: ExecutionProfile.SERVE for stage in workflow.stages},
-        draw=EVALUATION_DRAW,
-        on_progress=on_progress,
-        wake=wake,
-    )
-    scored = score_chain(reward.pointwise(), outputs)
+    with ChainScoring(reward.pointwise(), workflow.stages[-1].name) as scoring:
+        outputs = run_chain(
+            workflow,
+            instances,
+            serving,
+            chains,
+            seeds,
+            profiles={stage.name: ExecutionProfile.SERVE for stage in workflow.stages},
+            draw=EVALUATION_DRAW,
+            on_progress=on_progress,
+            wake=wake,
+            on_made=scoring.made,
+        )
+        scored = scoring.finish(outputs)
     return Evaluation(
         prompts=tuple(chain.prompt for chain in chains),
         seeds=tuple(seeds),

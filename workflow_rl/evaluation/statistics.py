@@ -57,14 +57,24 @@ class PairedComparison:
         Of ``after - before``; its ``failed`` counts the pairs with a NaN on either side.
     before, after : float
         Means over the pairs that entered, so that ``after - before`` is the difference's mean.
-    win_rate : float
+    wins : Interval
         Share of the pairs in which ``after`` is higher; a tie counts one half.
+    effect : float
+        The difference in standard deviations of ``before`` over the pairs that entered (Glass
+        1976's delta), so that rewards of different scales can be set side by side; NaN with fewer
+        than two pairs or where ``before`` does not vary.
     """
 
     difference: Interval
     before: float
     after: float
-    win_rate: float
+    wins: Interval
+    effect: float
+
+    @property
+    def win_rate(self) -> float:
+        """Share of the pairs in which ``after`` is higher; a tie counts one half."""
+        return self.wins.mean
 
 
 def bootstrap_interval(
@@ -145,17 +155,26 @@ def paired_bootstrap(
     if len(before_N) != len(after_N):
         raise ValueError(f"expected pairs, got {len(before_N)} before and {len(after_N)} after")
     delta_N = after_N - before_N
-    difference = bootstrap_interval(
-        delta_N, clusters=clusters, confidence=confidence, samples=samples, seed=seed
+    won_N = np.where(np.isnan(delta_N), np.nan, 0.5 + 0.5 * np.sign(delta_N))
+    difference, wins = (
+        bootstrap_interval(
+            values_N, clusters=clusters, confidence=confidence, samples=samples, seed=seed
+        )
+        for values_N in (delta_N, won_N)
     )
-    valid = ~np.isnan(delta_N)
-    if not valid.any():
-        return PairedComparison(difference, np.nan, np.nan, np.nan)
-    wins = (delta_N[valid] > 0) + 0.5 * (delta_N[valid] == 0)
-    before_mean = float(before_N[valid].mean())
-    return PairedComparison(
-        difference, before_mean, before_mean + difference.mean, float(wins.mean())
-    )
+    entered = before_N[~np.isnan(delta_N)]
+    if len(entered) == 0:
+        return PairedComparison(difference, np.nan, np.nan, wins, np.nan)
+    before_mean = float(entered.mean())
+    effect = _over_spread(difference.mean, entered)
+    return PairedComparison(difference, before_mean, before_mean + difference.mean, wins, effect)
+
+
+def _over_spread(difference: float, before: FloatArray) -> float:
+    """``difference`` in standard deviations of ``before``; NaN where there is no spread."""
+    if len(before) < 2 or np.ptp(before) == 0:
+        return float("nan")
+    return difference / float(before.std(ddof=1))
 
 
 def _vector(values: Sequence[float] | npt.NDArray[Any]) -> FloatArray:

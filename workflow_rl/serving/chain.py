@@ -31,20 +31,40 @@ class ServedChain:
     instances: Mapping[str, ModelInstance]
     plans: Mapping[str, StagePlan]
 
+    def wake(self, name: str) -> None:
+        """Have stage ``name`` on its device and every other in the CPU's memory."""
+        for other, instance in self.instances.items():
+            if other != name:
+                _move(instance, torch.device("cpu"))
+        _move(self.instances[name], self.instances[name].platform.device)
+
 
 def load_chain(
-    workflow_id: str, stages: Mapping[str, StageConfig], device: str | None = None
+    workflow_id: str,
+    stages: Mapping[str, StageConfig],
+    device: str | None = None,
+    *,
+    swap: bool = False,
 ) -> ServedChain:
-    """Load the checkpoints that the stages name."""
+    """Load the checkpoints that the stages name.
+
+    With ``swap`` every stage sleeps in the CPU's memory until `ServedChain.wake`.
+    """
     workflow = workflow_of(workflow_id, stages)
     cards = stage_cards(workflow, stages)
-    instances = {
-        name: load_stage(name, stages[name], card, choose_device(device))
-        for name, card in cards.items()
-    }
+    instances = {}
+    for name, card in cards.items():
+        instances[name] = load_stage(name, stages[name], card, choose_device(device))
+        if swap:
+            _move(instances[name], torch.device("cpu"))
     return ServedChain(
         workflow, instances, {name: stage_plan(stage) for name, stage in stages.items()}
     )
+
+
+def _move(instance: ModelInstance, device: torch.device) -> None:
+    for module in instance.adapter.modules.values():
+        module.to(device)
 
 
 def served_role(config: RunConfig) -> WeightRole:
@@ -57,6 +77,25 @@ def publish_run(
 ) -> int:
     """Publish the weights of a run's newest whole checkpoint into a chain.
 
+    Returns
+    -------
+    int
+        The iteration of the checkpoint.
+
+    Raises
+    ------
+    UserError
+        If the run has no checkpoint yet, or as :func:`publish_checkpoint`.
+    """
+    path = latest_valid(run_dir / "checkpoints", on_skip=on_skip)
+    if path is None:
+        raise UserError(f"{run_dir} has no checkpoint yet; let `workflow-rl train` go on")
+    return publish_checkpoint(chain, path, role)
+
+
+def publish_checkpoint(chain: ServedChain, path: Path, role: WeightRole) -> int:
+    """Publish the weights of a checkpoint into a chain.
+
     Each tensor is cast to the dtype of the parameter it goes to: some modules stay in float32
     whatever the stage's dtype. Stages that the run kept frozen stay as they are.
 
@@ -68,19 +107,16 @@ def publish_run(
     Raises
     ------
     UserError
-        If the run has no checkpoint yet, keeps no weights in that role, trained no stage of this
-        chain, or names a weight that the model lacks.
+        If it is damaged, keeps no weights in that role, holds none of a stage of this chain, or
+        names a weight that the model lacks.
     """
-    path = latest_valid(run_dir / "checkpoints", on_skip=on_skip)
-    if path is None:
-        raise UserError(f"{run_dir} has no checkpoint yet; let `workflow-rl train` go on")
     iteration, tensors, _ = load_checkpoint(path)
     folder = {WeightRole.STUDENT: "weights", WeightRole.EMA: "ema"}[role]
     published = 0
     for name, instance in chain.instances.items():
         weights = _component_weights(tensors, f"{name}/{folder}/", instance)
         if not weights and any(key.startswith(f"{name}/") for key in tensors):
-            raise UserError(f"{run_dir} keeps no {role} weights of stage {name!r}")
+            raise UserError(f"{path} keeps no {role} weights of stage {name!r}")
         if weights:
             plan = WeightSyncPlan(role, tuple(weights))
             published += publish(plan, weights, instance, version=iteration).num_tensors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,10 @@ from workflow_rl.config.run_dir import load_run_config
 from workflow_rl.enums import ExecutionProfile, MediaKind
 from workflow_rl.errors import WorkflowRLError
 from workflow_rl.evaluation.finite import finite_samples
+from workflow_rl.evaluation.folders import file_stem
 from workflow_rl.evaluation.media_files import write_media
 from workflow_rl.serving.chain import load_chain, publish_run, served_role
 from workflow_rl.workflow import StageOutput, joined_shots, run_chain
-
-MAX_STEM = 60
 
 
 def generate(
@@ -69,12 +67,7 @@ def generate(
                 f"stage {output.stage.name!r} made values that are not finite; "
                 "use dtype float32 or other weights"
             )
-    return _write(outputs, output_dir, f"{_stem(prompt)}_seed{seed}", on_message)
-
-
-def _stem(prompt: str) -> str:
-    """Return the beginning of the files' names."""
-    return re.sub(r"[^a-z0-9]+", "_", prompt.lower()).strip("_")[:MAX_STEM] or "sample"
+    return _write(outputs, output_dir, file_stem(prompt, seed), on_message)
 
 
 def _write(

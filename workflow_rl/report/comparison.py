@@ -1,0 +1,301 @@
+"""Writes what an evaluation found: JSON, a Markdown table and a page that opens offline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from workflow_rl.evaluation.comparison import TOTAL, Comparison
+from workflow_rl.evaluation.statistics import Interval, PairedComparison
+from workflow_rl.report.forest import Bar, draw_forest
+from workflow_rl.report.numbers import UNKNOWN, number, percent, signed
+from workflow_rl.training.iteration_log import strict_json
+
+JSON_FILE = "comparison.json"
+MARKDOWN_FILE = "comparison.md"
+HTML_FILE = "comparison.html"
+EVALUATION_FILE = "evaluation.json"
+DIVERSITY = "diversity"
+
+
+@dataclass(frozen=True)
+class View:
+    """A titled table; ``note`` is a sentence below the title, ``chart`` the same drawn."""
+
+    title: str
+    note: str
+    heads: list[str]
+    rows: list[list[str]]
+    chart: Markup
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write ``comparison.json``, ``.md`` and ``.html`` into ``folder``; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = json.dumps(comparison.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+    texts = {
+        JSON_FILE: figures + "\n",
+        MARKDOWN_FILE: markdown(comparison),
+        HTML_FILE: html(comparison),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
+
+
+def write_before_after(comparison: Comparison, run_dir: Path) -> Path:
+    """Write ``evaluation.json`` of a run that was compared with its start: the bare figures."""
+    index = 1 - comparison.baseline
+    against = comparison.against[index]
+    if against is None:
+        raise ValueError("the baseline is not compared with itself")
+    components = {name: summary(pair) for name, pair in against.measures.items() if name != TOTAL}
+    content = {
+        "iteration": comparison.candidates[index].description["iteration"],
+        "prompts": comparison.settings["prompts_file"],
+        "seeds_per_prompt": len(dict.fromkeys(comparison.seeds)),
+        "reward": summary(against.total),
+        "components": components,
+    }
+    path = run_dir / EVALUATION_FILE
+    temporary = path.with_name(f".{path.name}.tmp")
+    text = json.dumps(strict_json(content), indent=2, allow_nan=False)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def summary(pair: PairedComparison) -> dict[str, float]:
+    """Return the figures of one reward."""
+    return {
+        "before": pair.before,
+        "after": pair.after,
+        "difference": pair.difference.mean,
+        "low": pair.difference.low,
+        "high": pair.difference.high,
+        "win_rate": pair.win_rate,
+        "failed_pairs": pair.difference.failed,
+    }
+
+
+def views(comparison: Comparison) -> list[View]:
+    """Return the tables: the means, then each candidate against the baseline.
+
+    What a candidate was trained on and what it was not are tables of their own.
+    """
+    result = [_means(comparison)]
+    for index, against in enumerate(comparison.against):
+        if against is None:
+            continue
+        for title, note, names in _sections(comparison, index):
+            pairs = {name: against.measures[name] for name in names}
+            result.append(_pairs_view(comparison, index, title, note, pairs))
+        result.append(
+            _pairs_view(
+                comparison,
+                index,
+                "diversity",
+                "how far apart the samples of one prompt are, seed from seed; pairs are prompts",
+                {DIVERSITY: against.diversity},
+            )
+        )
+    return result
+
+
+def _sections(comparison: Comparison, index: int) -> list[tuple[str, str, list[str]]]:
+    """Return title, note and measures of a candidate's tables."""
+    by_kind: dict[bool | None, list[str]] = {True: [], False: [], None: []}
+    for name in comparison.measures:
+        by_kind[comparison.trained(index, name)].append(name)
+    texts = {
+        True: ("rewards trained on", "it was trained to raise these: they say how well that went"),
+        False: ("rewards not trained on", "these say what the training did besides"),
+        None: ("rewards", "nothing is known of what it was trained on"),
+    }
+    if comparison.candidates[index].trained_on == ():
+        texts[False] = ("rewards", "it was not trained")
+    return [(*texts[kind], names) for kind, names in by_kind.items() if names]
+
+
+def _means(comparison: Comparison) -> View:
+    """Return the means of every candidate: rows are measures, columns candidates."""
+    rows = []
+    for name in comparison.measures:
+        marks = ["*" if comparison.trained(i, name) else "" for i in range(len(comparison.means))]
+        cells = [
+            with_interval(means[name]) + mark
+            for means, mark in zip(comparison.means, marks, strict=True)
+        ]
+        rows.append([name, *cells])
+    rows.append([DIVERSITY, *(with_interval(interval) for interval in comparison.diversity)])
+    note = f"with {_level(comparison)}; * was trained on this reward"
+    heads = ["", *(candidate.label for candidate in comparison.candidates)]
+    return View("means", note, heads, rows, Markup(""))
+
+
+def _pairs_view(
+    comparison: Comparison,
+    index: int,
+    title: str,
+    note: str,
+    pairs: dict[str, PairedComparison],
+) -> View:
+    base = comparison.candidates[comparison.baseline].label
+    label = comparison.candidates[index].label
+    heads = ["", base, label, "difference", _level(comparison), "higher", "effect", "pairs"]
+    return View(
+        f"{label} against {base}: {title}",
+        note,
+        heads,
+        [[name, *_pair_cells(pair)] for name, pair in pairs.items()],
+        draw_forest([_bar(name, pair) for name, pair in pairs.items()]),
+    )
+
+
+def _pair_cells(pair: PairedComparison) -> list[str]:
+    difference = pair.difference
+    left_out = f" ({difference.failed} left out)" if difference.failed else ""
+    return [
+        number(pair.before, 4),
+        number(pair.after, 4),
+        signed(difference.mean),
+        between(difference),
+        _share(pair.wins),
+        signed(pair.effect, 2),
+        f"{difference.count}{left_out}",
+    ]
+
+
+def _share(wins: Interval) -> str:
+    """Write a win rate in percent with the ends of its interval."""
+    text = percent(wins.mean)
+    known = wins.low == wins.low
+    return text + (f" [{100 * wins.low:.0f}, {100 * wins.high:.0f}]" if known else "")
+
+
+def _bar(name: str, pair: PairedComparison) -> Bar:
+    """Return the difference in units of the baseline's spread, to be drawn beside others."""
+    scale = pair.effect / pair.difference.mean if pair.difference.mean else float("nan")
+    difference = pair.difference
+    return Bar(name, pair.effect, difference.low * scale, difference.high * scale)
+
+
+def between(interval: Interval) -> str:
+    """Write the ends of the interval of a difference."""
+    if interval.low != interval.low:
+        return UNKNOWN
+    return f"{signed(interval.low)} to {signed(interval.high)}"
+
+
+def with_interval(interval: Interval) -> str:
+    """Write a mean and the ends of its interval, and how many samples failed."""
+    text = number(interval.mean, 4)
+    if interval.low == interval.low:
+        text += f" [{number(interval.low)}, {number(interval.high)}]"
+    return text + (f" ({interval.failed} failed)" if interval.failed else "")
+
+
+def _level(comparison: Comparison) -> str:
+    return f"{100 * comparison.settings['confidence']:g}% interval"
+
+
+def headline(comparison: Comparison) -> str:
+    """Say in one line what was compared."""
+    prompts = len(dict.fromkeys(comparison.prompts))
+    text = f"{len(comparison.prompts)} samples each: {prompts} prompts"
+    seeds = len(dict.fromkeys(comparison.seeds))
+    left_out = comparison.settings.get("left_out")
+    text += f", {seeds} seeds" if seeds > 1 else ", 1 seed"
+    return text + (f"; {left_out} left out that not all have" if left_out else "")
+
+
+def failures(comparison: Comparison) -> list[str]:
+    """Return a line per candidate and reason for what failed."""
+    return [
+        f"{entry['label']}: {count} failed: {reason}"
+        for entry in comparison.to_json()["candidates"]
+        for reason, count in entry["failures"].items()
+    ]
+
+
+def markdown(comparison: Comparison) -> str:
+    """Return the tables as Markdown."""
+    lines = [f"# {_title(comparison)}", "", headline(comparison), ""]
+    for view in views(comparison):
+        lines += [f"## {_cell(view.title)}", "", _cell(view.note), ""]
+        lines.append(_markdown_row(view.heads))
+        lines.append("|" + " --- |" * len(view.heads))
+        lines += [_markdown_row(row) for row in view.rows]
+        lines.append("")
+    failed = failures(comparison)
+    if failed:
+        lines += ["## failures", "", *(f"- {_cell(line)}" for line in failed), ""]
+    return "\n".join(lines)
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _cell(text: str) -> str:
+    """Return a text that neither ends a cell nor marks anything up."""
+    for mark in "\\|*_`<":
+        text = text.replace(mark, f"\\{mark}")
+    return text
+
+
+def _title(comparison: Comparison) -> str:
+    return " · ".join(candidate.label for candidate in comparison.candidates)
+
+
+def html(comparison: Comparison) -> str:
+    """Return the page. Labels and components are text: they are escaped; the page has no script."""
+    environment = Environment(
+        loader=PackageLoader("workflow_rl.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    if environment.loader is None:
+        raise RuntimeError("the environment has no loader")
+    style = "".join(
+        environment.loader.get_source(environment, name)[0]
+        for name in ("report.css", "comparison.css")
+    )
+    first, *others = views(comparison)
+    return environment.get_template("comparison.html.j2").render(
+        title=_title(comparison),
+        headline=headline(comparison),
+        comparison=comparison,
+        means=first,
+        views=others,
+        failures=failures(comparison),
+        trained=comparison.trained,
+        mean_charts=_mean_charts(comparison),
+        style=Markup(style),
+    )
+
+
+def _mean_charts(comparison: Comparison) -> dict[str, Markup]:
+    """Return, per measure, the candidates' means with their intervals."""
+    charts = {}
+    labels = [candidate.label for candidate in comparison.candidates]
+    for name in comparison.measures:
+        intervals = [means[name] for means in comparison.means]
+        charts[name] = _means_chart(labels, intervals)
+    charts[DIVERSITY] = _means_chart(labels, comparison.diversity)
+    return charts
+
+
+def _means_chart(labels: Sequence[str], intervals: Sequence[Interval]) -> Markup:
+    bars = [
+        Bar(label, interval.mean, interval.low, interval.high)
+        for label, interval in zip(labels, intervals, strict=True)
+    ]
+    return draw_forest(bars, reference=None)
