@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from workflow_rl import __version__
+from workflow_rl.cli.ablate import ablate
 from workflow_rl.cli.evaluate import evaluate
 from workflow_rl.cli.export import export
 from workflow_rl.cli.generate import generate
@@ -83,6 +84,7 @@ app.command("train")(train)
 app.command("resume")(resume)
 app.command("generate")(generate)
 app.command("evaluate")(evaluate)
+app.command("ablate")(ablate)
 app.command("report")(report)
 app.command("export")(export)
 app.command("kernels")(list_kernels)

@@ -1,0 +1,1 @@
+"""Controls of a configuration: what each stage, the credit rule and the reward are good for."""

@@ -1,0 +1,157 @@
+"""The runs of an ablation: a variant with a seed, where it lies, and how far it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workflow_rl.ablation.variants import CONSTANT, Variants
+from workflow_rl.ablation.weights import CHECK_FILE
+from workflow_rl.config import RunConfig
+from workflow_rl.config.run_dir import (
+    CONFIG_FILE,
+    RUN_FILE,
+    create_run_dir,
+    is_locked,
+    read_fingerprint,
+)
+from workflow_rl.errors import UserError
+from workflow_rl.training.checkpoint import checkpoint_folders
+from workflow_rl.training.metrics_log import METRICS_FILE
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: ``config`` is whole, with the run's own seed and output_dir."""
+
+    variant: str
+    seed: int
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        """Such as ``shared/seed0``: its path below the ablation's directory."""
+        return f"{self.variant}/seed{self.seed}"
+
+    @property
+    def run_dir(self) -> Path:
+        """Its run directory."""
+        return self.config.output_dir
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that it is to do."""
+        return self.config.training.iterations
+
+    @property
+    def planned(self) -> int:
+        """Outputs of the last stage that it is to make."""
+        per_prompt = math.prod(stage.samples for stage in self.config.stages.values())
+        return self.iterations * self.config.data.prompts_per_iteration * per_prompt
+
+
+def make_jobs(variants: Variants, seeds: Sequence[int], out: Path) -> list[Job]:
+    """Return a run per seed and variant, all variants of a seed before the next seed.
+
+    In this order an ablation that is stopped early leaves whole comparisons.
+    """
+    return [
+        Job(variant.name, seed, _job_config(variant.config, variant.name, seed, out))
+        for seed in seeds
+        for variant in variants.variants
+    ]
+
+
+def _job_config(config: RunConfig, variant: str, seed: int, out: Path) -> RunConfig:
+    logging = config.logging
+    named = {
+        service: settings.model_copy(
+            update={"name": f"{settings.name or out.name}/{variant}/seed{seed}"}
+        )
+        for service, settings in (("wandb", logging.wandb), ("trackio", logging.trackio))
+        if settings is not None
+    }
+    return config.model_copy(
+        update={
+            "seed": seed,
+            "output_dir": out / variant / f"seed{seed}",
+            "logging": logging.model_copy(update=named),
+        }
+    )
+
+
+def exists(job: Job) -> bool:
+    """Say whether the run has begun; a directory that is only half made counts as none."""
+    return (job.run_dir / CONFIG_FILE).is_file() and (job.run_dir / RUN_FILE).is_file()
+
+
+def is_finished(job: Job) -> bool:
+    """Say whether the run did all its iterations, and a constant reward's weights were compared.
+
+    The last iteration's checkpoint, which appears whole or not at all, is the last thing that a
+    training writes.
+    """
+    if not exists(job) or is_stale(job):
+        return False
+    folders = checkpoint_folders(job.run_dir / "checkpoints")
+    if not folders or folders[-1].name != f"iteration_{job.iterations:08d}":
+        return False
+    return job.variant != CONSTANT or (job.run_dir / CHECK_FILE).is_file()
+
+
+def iterations_done(job: Job) -> int:
+    """Return the iterations that the run has logged."""
+    path = job.run_dir / METRICS_FILE
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
+def check_jobs(jobs: Sequence[Job], *, overwrite: bool) -> None:
+    """Check that each run directory is new, or holds just this run. Writes nothing.
+
+    Raises
+    ------
+    UserError
+        If it belongs to another configuration, a process trains in it, or it holds other files.
+    """
+    for job in jobs:
+        run_dir = job.run_dir
+        if not run_dir.exists():
+            continue
+        if not run_dir.is_dir():
+            raise UserError(f"{run_dir} is a file; give another directory with --output")
+        if is_locked(run_dir):
+            raise UserError(
+                f"{run_dir} is in use by a run that is still going; wait for its end, or stop it"
+            )
+        if (run_dir / RUN_FILE).is_file():
+            if not overwrite and read_fingerprint(run_dir) != job.config.fingerprint():
+                raise UserError(
+                    f"{run_dir} was left by another configuration; give another directory with "
+                    "--output, or replace runs of other configurations with --overwrite"
+                )
+        elif any(run_dir.iterdir()):
+            raise UserError(
+                f"{run_dir} has files that are no run's; give another directory with --output"
+            )
+
+
+def is_stale(job: Job) -> bool:
+    """Say whether the directory holds a run of another configuration."""
+    return exists(job) and read_fingerprint(job.run_dir) != job.config.fingerprint()
+
+
+def prepare(job: Job) -> None:
+    """Make the run's directory with its ``config.yaml``, unless it holds this run already.
+
+    A run of another configuration is replaced; `check_jobs` has refused it where that is not
+    wanted.
+
+    Raises
+    ------
+    UserError, OSError
+        If it cannot be made.
+    """
+    if not exists(job) or is_stale(job):
+        create_run_dir(job.config, overwrite=(job.run_dir / RUN_FILE).is_file())
