@@ -12,7 +12,7 @@ from workflow_rl.evaluation.output_folder import check_output, whole_folder
 
 def test_what_is_interrupted_leaves_the_earlier_evaluation(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "out"
-    with pytest.raises(KeyboardInterrupt), whole_folder(folder) as building:
+    with pytest.raises(KeyboardInterrupt), whole_folder(folder) as building:  # noqa: PT012
         (building / "comparison.json").write_text("half")
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
