@@ -172,6 +172,7 @@ def measure(config_file: str) -> dict[str, int]:
 
 def warm_up(config: RunConfig) -> None:
     """Make a run of the embedded pair, after which all modules are imported, and free it."""
+    import ctypes
     import gc
 
     from workflow_rl.training.trainer import Run, SilentListener
@@ -185,6 +186,7 @@ def warm_up(config: RunConfig) -> None:
     run.method.managed_train_step({"prompts": prompts, "seeds": [0] * len(prompts)}, 0)
     del run
     gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what is free in the heap would be used again, unseen
 
 
 def resident() -> int:
