@@ -202,6 +202,8 @@ def build_method(config: RunConfig) -> ChainRLMethod:
             normalisation=config.credit.normalisation,
             leave_one_out=config.credit.leave_one_out,
             advantage_clip=config.credit.advantage_clip,
+            combine=config.credit.combine,
+            combine_over=config.credit.combine_over or "prompt",
             updates_per_iteration=config.training.updates_per_iteration,
             c2_tolerance=config.training.c2_tolerance,
             max_skipped_updates=config.training.max_skipped_updates,
