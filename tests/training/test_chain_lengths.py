@@ -195,11 +195,11 @@ def test_the_c2_gate_holds_for_the_last_of_three(
     method = build("two_shots")
     score = method.reward.score_tree
 
-    def score_and_disturb(media: Any) -> Any:
+    def score_and_disturb(*arguments: Any) -> Any:
         with torch.no_grad():
             for parameter in method.policies[2].parameters().values():
                 parameter.add_(1e-3)
-        return score(media)
+        return score(*arguments)
 
     monkeypatch.setattr(method.reward, "score_tree", score_and_disturb)
     with pytest.raises(C2Error, match=r"stage 'shot2', step \d, sample 'a .*differs"):

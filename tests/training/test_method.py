@@ -299,11 +299,11 @@ def test_the_c2_gate_names_stage_step_and_sample(
     method = make_method()
     score = method.reward.score_tree
 
-    def score_and_disturb(media: object) -> object:
+    def score_and_disturb(*arguments: object) -> object:
         with torch.no_grad():
             for parameter in method.policies[0].parameters().values():
                 parameter.add_(1e-3)
-        return score(media)  # type: ignore[arg-type]
+        return score(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(method.reward, "score_tree", score_and_disturb)
     with pytest.raises(C2Error, match=r"stage 't2i', step \d, sample 'a .*differs"):

@@ -13,9 +13,11 @@ from workflow_rl.rewards.base import (
     MediaKind,
     RewardBatch,
     RewardScores,
+    ScoresElsewhere,
     score_safely,
 )
 from workflow_rl.rewards.groupwise import Groupwise
+from workflow_rl.rewards.pending import ArrivingScores
 from workflow_rl.rewards.registry import GroupKind, RewardTerm, nearest
 
 
@@ -144,7 +146,9 @@ class CompositeReward:
                     f"{kinds[stage]}s: set on to a stage that makes {term.reward.media_kind}s"
                 )
 
-    def score_tree(self, media: Mapping[str, StageMedia]) -> TreeScores:
+    def score_tree(
+        self, media: Mapping[str, StageMedia], arriving: ArrivingScores | None = None
+    ) -> TreeScores:
         """Score the leaves of one or more trees.
 
         Each reward is called once, on the samples of its stage; the score of a sample then counts
@@ -155,12 +159,27 @@ class CompositeReward:
         media : mapping of str to StageMedia
             What each stage made, in the order of the chain; the last one's samples are the
             leaves. To score final outputs alone, the last stage is enough.
+        arriving : ArrivingScores or None
+            Scores of this tree that were asked for while it grew, see :meth:`arriving`.
         """
         self.check_stages({stage: made.batch.media_kind for stage, made in media.items()})
-        return self.combine(media, self.obtain(media))
+        return self.combine(media, self.obtain(media, arriving))
 
-    def obtain(self, media: Mapping[str, StageMedia]) -> list[RewardScores]:
-        """Call each term's reward on the samples of its stage.
+    def arriving(self, last_stage: str) -> ArrivingScores:
+        """Begin to score a tree that is yet to grow; ``last_stage`` makes its leaves."""
+        return ArrivingScores(self.terms, last_stage)
+
+    def obtain(
+        self, media: Mapping[str, StageMedia], arriving: ArrivingScores | None = None
+    ) -> list[RewardScores]:
+        """Get each term's scores of the samples of its stage.
+
+        Rewards that are computed elsewhere work all at once, and while the others do.
+
+        Parameters
+        ----------
+        media, arriving
+            As in :meth:`score_tree`.
 
         Returns
         -------
@@ -168,9 +187,23 @@ class CompositeReward:
             One per term, over the samples of the stage that it is on.
         """
         last = list(media)[-1]
+        if arriving is None:
+            arriving = self.arriving(last)
+            for stage, made in media.items():
+                arriving.add(stage, made.batch)
+        batches = [term_batch(term, media, term.on or last) for term in self.terms]
+        for index, term in enumerate(self.terms):
+            if term.group is not None:
+                arriving.add_groups(index, batches[index])
+        arriving.flush()
+        here = {
+            index: score_safely(term.reward, batches[index], term.timeout_s)
+            for index, term in enumerate(self.terms)
+            if not isinstance(term.reward, ScoresElsewhere)
+        }
         return [
-            score_safely(term.reward, term_batch(term, media, term.on or last), term.timeout_s)
-            for term in self.terms
+            here[index] if index in here else arriving.result(index)
+            for index in range(len(self.terms))
         ]
 
     def combine(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from workflow_rl.rewards.base import (
+    LoadsWeights,
     RewardBatch,
     RewardScores,
     ScoresElsewhere,
@@ -18,6 +19,7 @@ from workflow_rl.rewards.base import (
     one_line,
 )
 from workflow_rl.rewards.groupwise import take
+from workflow_rl.rewards.registry import RewardTerm
 
 
 class PendingScores:
@@ -53,6 +55,12 @@ class PendingScores:
             )
         self._held = part(held, whole, len(held)) if whole < len(held) else None
 
+    def flush(self) -> None:
+        """Send what is left: there will be no more."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._send(held, list(range(self._size - len(held), self._size)))
+
     def result(self, timeout_s: float | None) -> RewardScores:
         """Send what is left and wait for all.
 
@@ -66,9 +74,7 @@ class PendingScores:
         RewardScores
             Of all samples, in the order in which they were added.
         """
-        if self._held is not None:
-            held, self._held = self._held, None
-            self._send(held, list(range(self._size - len(held), self._size)))
+        self.flush()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         joined = all_failed(self._size, "not scored")
         joined.failures.update(dict.fromkeys(self._not_finite, "not finite"))
@@ -92,6 +98,53 @@ class PendingScores:
             batch, rows = take(batch, kept), [rows[place] for place in kept]
         if rows:
             self._sent.append((rows, self._reward.submit(batch)))
+
+
+class ArrivingScores:
+    """Scores of a tree that is still growing: those of the terms that are computed elsewhere.
+
+    Parameters
+    ----------
+    terms : sequence of RewardTerm
+    last_stage : str
+        The stage of the terms that name none.
+    """
+
+    def __init__(self, terms: Sequence[RewardTerm], last_stage: str) -> None:
+        self._terms = list(terms)
+        self._last = last_stage
+        self._pending: dict[int, PendingScores] = {}
+        for index, term in enumerate(terms):
+            if isinstance(term.reward, ScoresElsewhere):
+                if isinstance(term.reward, LoadsWeights):
+                    term.reward.load()
+                self._pending[index] = PendingScores(term.reward)
+
+    def add(self, stage: str, batch: RewardBatch) -> None:
+        """Hand over the next samples of a stage to the terms that score each sample alone."""
+        for index, pending in self._pending.items():
+            term = self._terms[index]
+            if term.group is None and (term.on or self._last) == stage:
+                pending.add(batch)
+
+    def add_groups(self, index: int, batch: RewardBatch) -> None:
+        """Hand over all samples of the stage of term ``index``, which compares them."""
+        if index in self._pending:
+            self._pending[index].add(batch)
+
+    def flush(self) -> None:
+        """Send what is left: there will be no more."""
+        for pending in self._pending.values():
+            pending.flush()
+
+    def result(self, index: int) -> RewardScores:
+        """Wait for the scores of term ``index``, which is computed elsewhere."""
+        return self._pending[index].result(self._terms[index].timeout_s)
+
+    def cancel(self) -> None:
+        """Give up on all: nobody will ask for the results."""
+        for pending in self._pending.values():
+            pending.cancel()
 
 
 def _result(

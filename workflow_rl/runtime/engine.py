@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,8 +23,11 @@ def run_requests(
     slots: int,
     profile: ExecutionProfile,
     on_progress: OnProgress | None = None,
+    on_output: Callable[[int, LoopOutput], None] | None = None,
 ) -> tuple[torch.Tensor, BehaviourRecord | None]:
     """Drive the loop over requests, ``slots`` at a time, and join what comes out.
+
+    ``on_output`` is given each batch's first row and output as soon as there is one.
 
     Returns
     -------
@@ -42,10 +45,12 @@ def run_requests(
         raise UserError("there is no request to run; give at least one")
     if slots < 1:
         raise UserError(f"slots is {slots}; at least one request must fit a batch")
-    outputs = [
-        Job(instance, loop_id, requests[start : start + slots], profile, on_progress).run()
-        for start in range(0, len(requests), slots)
-    ]
+    outputs: list[LoopOutput] = []
+    for start in range(0, len(requests), slots):
+        job = Job(instance, loop_id, requests[start : start + slots], profile, on_progress)
+        outputs.append(job.run())
+        if on_output is not None:
+            on_output(start, outputs[-1])
     media = torch.cat([output.media for output in outputs])
     records = [output.record for output in outputs if output.record is not None]
     return media, concat_records(records) if records else None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from workflow_rl.config import PromptRecord
 from workflow_rl.enums import ExecutionProfile, MediaKind
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance
+from workflow_rl.loop.contracts import LoopOutput
 from workflow_rl.loop.record import BehaviourRecord
 from workflow_rl.request import DiffusionParams, Request, SampleId, make_request
 from workflow_rl.runtime.driver import OnProgress
@@ -81,6 +83,7 @@ def run_chain(
     draw: int = 0,
     on_progress: Callable[[str], OnProgress] | None = None,
     wake: Callable[[str], None] | None = None,
+    on_made: Callable[[StageOutput], None] | None = None,
 ) -> list[StageOutput]:
     """Sample a tree under each prompt.
 
@@ -97,6 +100,9 @@ def run_chain(
         Gives a progress callback for a stage's name.
     wake
         Called with a stage's name before it works.
+    on_made
+        Given each batch of a stage as soon as it is made: the next rows of the stage's output,
+        without a record.
 
     Returns
     -------
@@ -126,6 +132,15 @@ def run_chain(
         instance = instances[stage.name]
         if wake is not None:
             wake(stage.name)
+        made = StageOutput(
+            stage,
+            instance.adapter.media_kind,
+            tuple(requests),
+            tuple(parents),
+            torch.empty(0),
+            None,
+            instance.adapter.resolve(requests[0]).fps,
+        )
         media, record = run_requests(
             instance,
             stage.loop_id,
@@ -133,14 +148,26 @@ def run_chain(
             slots=plan.slots,
             profile=profiles[stage.name],
             on_progress=on_progress(stage.name) if on_progress else None,
+            on_output=partial(_tell, on_made, made) if on_made else None,
         )
-        kind = instance.adapter.media_kind
-        fps = instance.adapter.resolve(requests[0]).fps
-        outputs.append(
-            StageOutput(stage, kind, tuple(requests), tuple(parents), media, record, fps)
-        )
-        images = [conditioning_image(sample, kind) for sample in media]
+        outputs.append(replace(made, media=media, record=record))
+        images = [conditioning_image(sample, made.media_kind) for sample in media]
     return outputs
+
+
+def _tell(
+    on_made: Callable[[StageOutput], None], stage: StageOutput, start: int, output: LoopOutput
+) -> None:
+    """Tell of the rows of a stage that a batch made; ``stage`` has no media yet."""
+    rows = slice(start, start + len(output.media))
+    on_made(
+        replace(
+            stage,
+            requests=stage.requests[rows],
+            parents=stage.parents[rows],
+            media=output.media,
+        )
+    )
 
 
 def _check_prompts(prompts: Sequence[PromptRecord], seeds: Sequence[int]) -> None:
