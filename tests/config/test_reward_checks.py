@@ -1,0 +1,113 @@
+"""Rewards that cannot make the stages' credit are refused before anything is loaded."""
+
+import dataclasses
+
+import pytest
+
+from tests.config.conftest import LoadWith
+from workflow_rl.config.reward_checks import credit_fault
+from workflow_rl.errors import UserError
+
+SAMPLES = {"t2i": 4, "i2v": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    weight: float = 1.0
+    on: str | None = None
+    credit_to: tuple[str, ...] | None = None
+    group: str | None = None
+
+
+def fault(*terms: Term, samples: dict[str, int] | None = None, combine: str = "sum") -> str | None:
+    samples = samples or SAMPLES
+    return credit_fault(terms, samples, list(samples), combine)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        (Term(),),
+        (Term(), Term(on="t2i", credit_to=("t2i",))),
+        (Term(credit_to=("i2v",)), Term(on="t2i", credit_to=("t2i", "i2v"))),
+        (Term(credit_to=("t2i",)), Term(group="parent", credit_to=("i2v",))),
+        (Term(group="prompt"), Term(on="t2i", group="parent")),
+        (Term(weight=0.0, on="t2i", credit_to=("t2i",)), Term()),
+    ],
+)
+@pytest.mark.parametrize("combine", ["sum", "zscore", "rank", "advantages"])
+def test_what_works_is_not_refused(terms: tuple[Term, ...], combine: str) -> None:
+    assert fault(*terms, combine=combine) is None
+
+
+def test_one_reward_works_with_every_combination() -> None:
+    for combine in ("sum", "zscore", "rank", "advantages"):
+        assert fault(Term(), combine=combine) is None
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ((Term(credit_to=()),), "rewards.0.credit_to names no stage"),
+        ((Term(), Term(credit_to=("t2v",))), "rewards.1.credit_to has 't2v', which is no stage"),
+        ((Term(), Term(on="t2i", credit_to=("i2v",))), "cannot change; name 't2i'"),
+        ((Term(credit_to=("t2i",)),), "stage 'i2v' trains, but no reward"),
+        ((Term(credit_to=("i2v",)), Term(weight=0.0)), "stage 't2i' trains, but no reward"),
+        ((Term(group="parent"),), "says nothing of stage 't2i'; set credit_to: [i2v]"),
+    ],
+)
+def test_what_credits_nobody_is_refused(terms: tuple[Term, ...], words: str) -> None:
+    assert words in (fault(*terms) or "")
+
+
+def test_a_frozen_stage_needs_no_reward() -> None:
+    assert credit_fault([Term(credit_to=("i2v",))], SAMPLES, ["i2v"], "sum") is None
+
+
+def test_groups_and_ranks_of_one_are_refused() -> None:
+    one = {"t2i": 1, "i2v": 4}
+    grouped = fault(Term(on="t2i", group="prompt"), Term(), samples=one)
+    assert "of which there is 1; raise stages.t2i.samples" in (grouped or "")
+    single = {"t2i": 4, "i2v": 1}
+    siblings = fault(Term(group="parent", credit_to=("i2v",)), Term(), samples=single)
+    assert "of one parent, of which there is 1" in (siblings or "")
+    for combine in ("zscore", "rank", "advantages"):
+        terms = (Term(on="t2i"), Term())
+        assert "has nothing to compare" in (fault(*terms, samples=one, combine=combine) or "")
+        assert fault(Term(on="t2i", weight=0.0), Term(), samples=one, combine=combine) is None
+    assert fault(Term(on="t2i"), Term(), samples=one) is None  # runs of old do that
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rewards.0.credit_to=[t2v]", "rewards.0.credit_to has 't2v'"),
+        ("rewards.0.credit_to=[]", "names no stage"),
+        ("credit.combine=ranks", "did you mean 'rank'"),
+        ("credit.combine_over=batch", "credit: combine_over is 'batch', but combine 'sum'"),
+        ("rewards.0.group=batch", "rewards.0.group"),
+    ],
+)
+def test_the_configuration_says_so_in_one_line(
+    load_with: LoadWith, override: str, words: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        load_with(override)
+    assert words in str(caught.value)
+
+
+def test_the_names_are_those_of_the_code() -> None:
+    import typing
+
+    from workflow_rl.config.run import CreditConfig
+    from workflow_rl.rewards.registry import GroupKind
+    from workflow_rl.training.combine import COMBINATIONS, Combine, CombineOver
+
+    def choices(field: str) -> set[str]:
+        annotation = CreditConfig.model_fields[field].annotation
+        nested = [typing.get_args(a) or (a,) for a in typing.get_args(annotation)]
+        return {name for names in nested for name in names if isinstance(name, str)}
+
+    assert choices("combine") == set(COMBINATIONS) == set(typing.get_args(Combine))
+    assert choices("combine_over") == set(typing.get_args(CombineOver))
+    assert set(typing.get_args(GroupKind)) == {"prompt", "parent"}
