@@ -3,7 +3,6 @@
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -342,8 +341,3 @@ def join_rows(rows: Sequence[RewardScores]) -> RewardScores:
             name: torch.cat([row.components.get(name, missing) for row in rows]) for name in names
         },
     )
-
-
-def count_failures(failures: Mapping[int, str]) -> dict[str, int]:
-    """How many samples failed for each reason, the most frequent first."""
-    return dict(Counter(failures.values()).most_common())

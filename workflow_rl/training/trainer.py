@@ -16,6 +16,7 @@ from workflow_rl.config import RunConfig, load_prompts
 from workflow_rl.config.run_dir import locked_run_dir
 from workflow_rl.evaluation.chain import Evaluation, evaluate_chain
 from workflow_rl.evaluation.media_files import LostMedia, write_first_samples
+from workflow_rl.rewards.failures import failure_causes
 from workflow_rl.runtime.driver import OnProgress, ProgressEvent
 from workflow_rl.training.build import build_method
 from workflow_rl.training.checkpoint import (
@@ -181,6 +182,20 @@ class Run:
             self.tell(lost)
         return lost
 
+    def failures(self, done: int) -> dict[str, dict[str, int]]:
+        """Return why leaves of the last iteration failed, and tell the listener."""
+        if self.method.last is None:
+            return {}
+        scores = self.method.last.scores
+        causes = failure_causes(scores)
+        for label, counts in causes.items():
+            reasons = ", ".join(f"{reason} ({count})" for reason, count in counts.items())
+            self.listener.message(
+                f"iteration {done}: {label} failed for {sum(counts.values())} of "
+                f"{len(scores.total)} samples: {reasons}"
+            )
+        return causes
+
     def watch(self, iteration: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Measure the guards, tell the listener of those that drift; return their metrics."""
         outputs = () if self.method.last is None else self.method.last.outputs
@@ -270,7 +285,8 @@ def _iterate(
         seconds = time.perf_counter() - began
         done = iteration + 1
         lost = run.save_rollouts(done)
-        log.log(iteration, {**metrics, **lost.to_json()}, {"iteration": seconds})
+        causes = {"reward_failure_causes": run.failures(done)}
+        log.log(iteration, {**metrics, **lost.to_json(), **causes}, {"iteration": seconds})
         run.listener.iteration(done, total, metrics | {"time/iteration": seconds})
         if is_due(done, total, config.evaluation.every):
             run.evaluate(done)
