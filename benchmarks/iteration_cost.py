@@ -55,7 +55,11 @@ def train_iteration(method: ChainRLMethod, schedule: PromptSchedule, iteration: 
 
 
 class BareCalls:
-    """The model calls of one iteration, on tensors kept from a real one."""
+    """The model calls of one iteration, on tensors kept from a real one.
+
+    Those of the text encoders are among them, once per prompt and stage, as for the new prompts of
+    a run's first epoch.
+    """
 
     def __init__(self, method: ChainRLMethod) -> None:
         if method.last is None:
@@ -84,10 +88,18 @@ class BareCalls:
         for policy, _ in self.stages:
             self._train(policy)
 
+    @staticmethod
+    def _encode_texts(policy: StagePolicy, output: StageOutput) -> None:
+        adapter = policy.student.adapter
+        length = adapter.text_length(output.requests[0].params)
+        for text in dict.fromkeys(request.prompt for request in output.requests):
+            adapter.encode_text(text, length)
+
     @torch.no_grad()
     def _rollout(self, policy: StagePolicy, output: StageOutput) -> None:
         adapter = policy.student.adapter
         size = policy.settings.plan.slots
+        self._encode_texts(policy, output)
         for number, steps in enumerate(self.batches[policy.name]):
             requests = output.requests[number * size : (number + 1) * size]
             if requests[0].image_CHW is not None:

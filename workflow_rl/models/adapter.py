@@ -219,7 +219,7 @@ class PipelineAdapter(ABC):
         """
         if params.max_sequence_length is not None:
             return check_text_length(params.max_sequence_length, self.max_text_tokens)
-        tokenizer = self.pipeline.components[self.tokenizer]
+        tokenizer = getattr(self.pipeline, self.tokenizer)
         return min(self.max_text_tokens, int(tokenizer.model_max_length))
 
     def size_of(self, params: DiffusionParams) -> tuple[int, int]:

@@ -50,6 +50,7 @@ class StagePolicy:
         self.skipped_total = 0
         self.has_trained = False
         self.versions_issued = self.version
+        self._parameters: dict[str, nn.Parameter] | None = None
         self.masters: dict[str, torch.Tensor] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         if not settings.freeze:
@@ -87,11 +88,18 @@ class StagePolicy:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return what training moves, as ``component.parameter`` names.
 
+        Looked up once: the objects stay, whatever is written to them or where they move.
+
         Raises
         ------
         UserError
             If a name in ``train_modules`` is no part of any parameter's name.
         """
+        if self._parameters is None:
+            self._parameters = self._find_parameters()
+        return self._parameters
+
+    def _find_parameters(self) -> dict[str, nn.Parameter]:
         parts = self.settings.train_modules
         every = {
             f"{component}.{name}": parameter
