@@ -18,6 +18,7 @@ from workflow_rl.cli.kernels import list_kernels
 from workflow_rl.cli.plan import plan
 from workflow_rl.cli.pretrain_tiny import pretrain_tiny
 from workflow_rl.cli.report import report
+from workflow_rl.cli.reward_server import reward_server
 from workflow_rl.cli.train import resume, train
 from workflow_rl.errors import UserError, WorkflowRLError
 
@@ -86,6 +87,7 @@ app.command("generate")(generate)
 app.command("evaluate")(evaluate)
 app.command("ablate")(ablate)
 app.command("report")(report)
+app.command("reward-server")(reward_server)
 app.command("export")(export)
 app.command("kernels")(list_kernels)
 app.command("plan")(plan)

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from workflow_rl.config.messages import describe
-from workflow_rl.config.run import RunConfig
+from workflow_rl.config.run import RewardConfig, RewardsConfig, RunConfig
 from workflow_rl.config.yaml_text import parse_yaml
 from workflow_rl.errors import UserError
 
@@ -37,6 +37,26 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         # JSON, because there strict means "no string for a number", yet a list is a tuple.
         return RunConfig.model_validate_json(json.dumps(raw), strict=True)
+    except ValidationError as error:
+        raise UserError(f"{path}: {describe(error, raw)}") from None
+
+
+def load_rewards(path: Path | str, overrides: Sequence[str] = ()) -> tuple[RewardConfig, ...]:
+    """Read the rewards of a configuration: of a run's, or of a file with ``rewards`` alone.
+
+    Raises
+    ------
+    UserError
+        As :func:`load_config`.
+    """
+    path = Path(path)
+    raw = _read_mapping(path)
+    if set(raw) != {"rewards"}:
+        return load_config(path, overrides).rewards
+    for override in overrides:
+        _apply_override(raw, override)
+    try:
+        return RewardsConfig.model_validate_json(json.dumps(raw), strict=True).rewards
     except ValidationError as error:
         raise UserError(f"{path}: {describe(error, raw)}") from None
 

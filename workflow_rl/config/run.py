@@ -79,6 +79,12 @@ class RewardConfig(ConfigModel):
         return self
 
 
+class RewardsConfig(ConfigModel):
+    """What a reward server is told, where it is not a whole run."""
+
+    rewards: tuple[RewardConfig, ...] = Field(min_length=1, description="Rewards to serve.")
+
+
 class CreditConfig(ConfigModel):
     """How the reward of the last stage becomes an advantage of every stage."""
 

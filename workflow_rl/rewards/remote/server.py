@@ -1,18 +1,22 @@
 """The reward server: the protocol of docs/reward_serving.md over HTTP."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 
-from workflow_rl.rewards.base import RewardScores
-from workflow_rl.rewards.registry import RewardTerm, nearest
+from workflow_rl.errors import UserError
+from workflow_rl.rewards.base import LoadsWeights, RewardScores
+from workflow_rl.rewards.registry import RewardSpec, RewardTerm, build_reward, nearest
 from workflow_rl.rewards.remote.protocol import (
     PROTOCOL,
     ProtocolError,
@@ -25,6 +29,9 @@ from workflow_rl.rewards.remote.queue import QueueFullError, ScoringQueue
 
 DISCONNECT_POLL_S = 1.0
 MAX_CAUSE = 60
+MAX_CONNECTIONS = 128
+"""Connections beyond these are answered with 503 at once."""
+SHUTDOWN_S = 10
 SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -230,11 +237,56 @@ def build_app(service: RewardService) -> FastAPI:
     return app
 
 
-def served_labels(names: Sequence[str]) -> list[str]:
-    """What clients call rewards: their names, and ``#2`` for the second of one."""
-    seen: dict[str, int] = {}
-    labels = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        labels.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return labels
+def build_service(entries: Sequence[RewardSpec], settings: ServerSettings) -> RewardService:
+    """Build and load the rewards of a configuration, wherever its runs have them computed.
+
+    Raises
+    ------
+    UserError
+        One cannot be built or loaded.
+    """
+    terms: dict[str, RewardTerm] = {}
+    args: dict[str, Mapping[str, object]] = {}
+    for entry in entries:
+        term = build_reward(replace(entry, server=None))
+        if isinstance(term.reward, LoadsWeights):
+            term.reward.load()
+        label, number = term.reward.name, 1
+        while label in terms:
+            number += 1
+            label = f"{term.reward.name}#{number}"
+        terms[label], args[label] = term, entry.args
+    return RewardService(terms, args, settings)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take the address, before the rewards are loaded.
+
+    Raises
+    ------
+    UserError
+        It is taken, or not of this machine.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        address = socket.socket(family, socket.SOCK_STREAM)
+        address.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        address.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"cannot listen on {host}:{port} ({error}): give another --host or --port"
+        ) from None
+    return address
+
+
+def serve(service: RewardService, address: socket.socket) -> None:
+    """Answer requests until SIGINT or SIGTERM; those in progress are answered first."""
+    config = uvicorn.Config(
+        build_app(service),
+        log_level="warning",
+        access_log=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[address])
