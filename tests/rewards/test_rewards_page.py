@@ -1,6 +1,7 @@
 """docs/rewards.md says of each reward what its class says."""
 
 import inspect
+import json
 import re
 import runpy
 import sys
@@ -11,6 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from workflow_rl.cli.preflight import check_rewards_import
+from workflow_rl.config import RunConfig
+from workflow_rl.config.yaml_text import parse_yaml
 from workflow_rl.rewards.registry import REWARDS, build_reward
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +61,13 @@ def test_the_extra_is_one_and_is_the_one_that_the_class_asks_for(name: str) -> N
         asked.add("judge")
     assert asked == ({extra.strip("`")} if extra != "–" else set())
     assert asked <= set(project["project"]["optional-dependencies"])
+
+
+@pytest.mark.parametrize("example", re.findall(r"```yaml\n(.+?)```", PAGE, flags=re.DOTALL))
+def test_an_example_is_a_configuration_that_can_be_built(example: str) -> None:
+    chain = {"stages": {"t2i": {"task": "t2i"}, "i2v": {"task": "i2v"}}, "output_dir": "x"}
+    written = parse_yaml(example) | chain | {"data": {"prompts": "x.txt"}}
+    check_rewards_import(RunConfig.model_validate_json(json.dumps(written)))
 
 
 def test_the_script_of_the_page_converts_a_pickle(
