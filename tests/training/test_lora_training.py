@@ -18,6 +18,7 @@ from workflow_rl.errors import UserError, WorkflowRLError
 from workflow_rl.instance import ModelInstance, load_card
 from workflow_rl.models.lora import attach_lora, lora_parameters
 from workflow_rl.request import DiffusionParams, TaskType, make_request
+from workflow_rl.rewards.composite import TreeScores
 from workflow_rl.serving.chain import load_chain, publish_run
 from workflow_rl.training.build import build_method
 from workflow_rl.training.checkpoint import save_checkpoint
@@ -25,7 +26,6 @@ from workflow_rl.training.methods.workflow_rl import WorkflowRLMethod
 from workflow_rl.training.rollout import recompute, rollout_loop
 from workflow_rl.training.update import TrainsNothingError
 from workflow_rl.training.weight_sync import WeightRole
-from workflow_rl.workflow import StageOutput
 
 MakeMethod = Callable[..., WorkflowRLMethod]
 BATCH = {"prompts": PROMPTS, "seeds": [0, 1]}
@@ -190,14 +190,15 @@ def test_a_constant_reward_only_delays_the_check(
     make_lora_method: MakeMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = make_lora_method(t2i_lr=1e-50)
-    score = method._score
+    score = method.reward.score_tree
 
-    def flat(outputs: list[StageOutput]) -> Any:
-        scores = score(outputs)
-        scores.total.fill_(0.5)
+    def flat(*arguments: Any) -> TreeScores:
+        scores = score(*arguments)
+        for values in (scores.total, *scores.components.values()):
+            values.fill_(0.5)
         return scores
 
-    monkeypatch.setattr(method, "_score", flat)
+    monkeypatch.setattr(method.reward, "score_tree", flat)
     method.managed_train_step(BATCH, 0)
     monkeypatch.undo()
     with pytest.raises(TrainsNothingError):
