@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## train the embedded chain, evaluate before and after, write a report (minutes)
+demo: $(STAMP)  ## train the embedded chain, evaluate before and after, write a report (6 minutes)
 	$(BIN)/workflow-rl train configs/quickstart.yaml output_dir=$(RUN) --overwrite
 	$(BIN)/workflow-rl evaluate $(RUN)
 	$(BIN)/workflow-rl report $(RUN)

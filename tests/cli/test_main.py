@@ -1,5 +1,6 @@
 """Every command teaches, and answers quickly because it imports only what it needs."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from workflow_rl.errors import WorkflowRLError
 
 HEAVY = ("torch", "diffusers", "transformers", "numpy", "av", "PIL")
 COMMANDS = [
-    *("train", "resume", "generate", "evaluate", "report", "export", "kernels", "pretrain-tiny")
+    *("train", "resume", "generate", "evaluate", "ablate", "report", "reward-server"),
+    *("export", "kernels", "plan", "pretrain-tiny"),
 ]
 
 
@@ -103,3 +105,15 @@ def test_a_stop_on_purpose_is_one_line_and_exit_code_1(
     result = invoke("train", "run.yaml")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "error: stage 't2i': 10 updates in a row were not finite\n"
+
+
+def test_no_command_tells_to_install_torchvision(
+    invoke: Invoke, caplog: pytest.LogCaptureFixture
+) -> None:
+    invoke("kernels")
+    imports = logging.getLogger("transformers.utils.import_utils")
+    imports.warning("`CLIPImageProcessor` requires torchvision (not installed); falling back")
+    imports.warning("`T5Tokenizer` requires sentencepiece")
+    assert [record.getMessage() for record in caplog.records] == [
+        "`T5Tokenizer` requires sentencepiece"
+    ]

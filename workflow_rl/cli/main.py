@@ -4,6 +4,7 @@ Importing this module is cheap. Each command imports what is heavy (torch, diffu
 after everything that can be checked without it.
 """
 
+import logging
 from typing import Annotated, Any
 
 import typer
@@ -60,6 +61,14 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _is_needed(record: logging.LogRecord) -> bool:
+    """Whether a message of transformers' imports asks for something other than torchvision.
+
+    Nothing here needs torchvision: image processors run on PIL where it is missing.
+    """
+    return "requires torchvision" not in record.getMessage()
+
+
 @app.callback()
 def workflow_rl(
     version: Annotated[
@@ -79,6 +88,7 @@ def workflow_rl(
     workflow-rl report runs/quickstart
     ```
     """
+    logging.getLogger("transformers.utils.import_utils").addFilter(_is_needed)
 
 
 app.command("train")(train)
