@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def cost_ratio() -> dict[str, float]:
     bare = BareCalls(method)
     bare.run()
     pairs = [
-        (timed(lambda i=i: train_iteration(method, schedule, i + 2)), timed(bare.run))
+        (timed(partial(train_iteration, method, schedule, i + 2)), timed(bare.run))
         for i in range(ROUNDS)
     ]
     return {
