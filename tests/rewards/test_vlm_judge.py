@@ -24,6 +24,12 @@ Reply = Callable[[dict[str, Any]], object]
 ONE = {"quality": "Is it good?"}
 
 
+class ManyConnections(ThreadingHTTPServer):
+    """Takes as many connections at once as the judge makes; with the default of 5, some break."""
+
+    request_queue_size = 128
+
+
 class Server:
     """A server that speaks the API; ``reply`` makes the body of each answer."""
 
@@ -58,7 +64,7 @@ class Server:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = ManyConnections(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
@@ -208,7 +214,7 @@ def test_prose_for_one_sample_fails_that_one(server: Server) -> None:
         "lovely" if "prompt 17" in prompt_of(request) else '{"quality": 3}'
     )
     result = score_safely(server.judge(frames=1), videos(64))
-    assert list(result.failures) == [17]
+    assert set(result.failures) == {17}, result.failures
     assert result.scores.isnan().nonzero().flatten().tolist() == [17]
 
 
