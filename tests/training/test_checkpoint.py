@@ -21,12 +21,12 @@ from torch import Tensor
 from workflow_rl.errors import UserError, WorkflowRLError
 from workflow_rl.training import checkpoint as module
 from workflow_rl.training.checkpoint import (
-    checkpoint_folders,
     latest_valid,
     load_checkpoint,
     remove_leftovers,
     save_checkpoint,
 )
+from workflow_rl.training.checkpoint_folders import checkpoint_folders
 
 WEIGHTS = "model-00001-of-00001.safetensors"
 

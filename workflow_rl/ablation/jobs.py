@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workflow_rl.ablation.check_file import CHECK_FILE
 from workflow_rl.ablation.variants import CONSTANT, Variants
-from workflow_rl.ablation.weights import CHECK_FILE
 from workflow_rl.config import RunConfig
 from workflow_rl.config.run_dir import (
     CONFIG_FILE,
@@ -18,7 +18,7 @@ from workflow_rl.config.run_dir import (
     read_fingerprint,
 )
 from workflow_rl.errors import UserError
-from workflow_rl.training.checkpoint import checkpoint_folders
+from workflow_rl.training.checkpoint_folders import checkpoint_folders
 from workflow_rl.training.metrics_log import METRICS_FILE
 
 

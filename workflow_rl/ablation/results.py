@@ -5,66 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 
+from workflow_rl.ablation.check_file import WeightsCheck
 from workflow_rl.ablation.jobs import Job, exists, is_finished, is_stale, iterations_done
 from workflow_rl.ablation.levels import first_reached, mean_score
+from workflow_rl.ablation.run_results import BOOTSTRAP_SAMPLES, RunResult, read_finished
 from workflow_rl.ablation.variants import CONSTANT, SHARED
-from workflow_rl.ablation.weights import WeightsCheck, read_check
 from workflow_rl.evaluation.statistics import (
     Interval,
     PairedComparison,
     bootstrap_interval,
     paired_bootstrap,
 )
-from workflow_rl.report.run_data import EvaluationRecord, RunData, read_run
-
-BOOTSTRAP_SAMPLES = 10_000
-SAMPLES = "samples/"
-VARIANCE = "variance/"
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A run that is finished.
-
-    Attributes
-    ----------
-    variant, seed, run_dir
-        Which it is, and where.
-    videos : int
-        Outputs of the last stage made for training, as the run counted them.
-    denoising_steps : int
-        Steps of all samples of all stages made for training: one model call per sample and step,
-        two under classifier-free guidance.
-    evaluations
-        First to last, all of the same samples.
-    videos_at
-        Of each evaluation, the outputs made before it.
-    change
-        Reward before and after.
-    variance
-        Share of the reward's variance within a prompt by stage, mean over iterations.
-    """
-
-    variant: str
-    seed: int
-    run_dir: Path
-    videos: int
-    denoising_steps: int
-    evaluations: tuple[EvaluationRecord, ...]
-    videos_at: tuple[int, ...]
-    change: PairedComparison
-    variance: Mapping[str, float]
-
-    @property
-    def levels(self) -> dict[int, float]:
-        """Mean held-out reward by outputs made before."""
-        means = (mean_score(evaluation.scores) for evaluation in self.evaluations)
-        return dict(zip(self.videos_at, means, strict=True))
+from workflow_rl.report.run_data import EvaluationRecord
 
 
 @dataclass(frozen=True)
@@ -106,8 +61,6 @@ class AblationResult:
         Names of the stages; what the last one makes, ``videos`` or ``images``.
     confidence : float
         Level of the intervals.
-    checks : mapping of str to WeightsCheck
-        By name of the constant reward's runs.
     to_shared : mapping of (variant, seed) to int or None
         Outputs made until the run first reached the best level of the shared run of its seed;
         None if it never did.
@@ -120,7 +73,6 @@ class AblationResult:
     left_out: Mapping[str, str]
     variants: tuple[VariantResult, ...]
     unfinished: tuple[Unfinished, ...]
-    checks: Mapping[str, WeightsCheck]
     to_shared: Mapping[tuple[str, int], int | None]
 
     @property
@@ -132,6 +84,11 @@ class AblationResult:
     def equal(self) -> bool:
         """Whether all finished runs made equally many outputs, in equally many steps."""
         return len({(run.videos, run.denoising_steps) for run in self.runs}) <= 1
+
+    @property
+    def checks(self) -> dict[str, WeightsCheck]:
+        """What the control's check found, by name of the constant reward's runs."""
+        return {run.name: run.check for run in self.runs if run.check is not None}
 
     @property
     def moved(self) -> list[str]:
@@ -150,6 +107,9 @@ def collect(
 ) -> AblationResult:
     """Read the finished runs, those of an earlier call too.
 
+    A run whose files are damaged, or that was evaluated on other prompts than the first, counts
+    as one that failed.
+
     Parameters
     ----------
     jobs
@@ -162,14 +122,10 @@ def collect(
         By name of a run, why it failed just now.
     left_out, reference
         See `workflow_rl.ablation.variants.Variants`.
-
-    Raises
-    ------
-    UserError
-        If a file of a finished run is damaged.
     """
     config = jobs[0].config
-    runs = {job.name: read_result(job) for job in jobs if is_finished(job)}
+    runs, unreadable = read_finished([job for job in jobs if is_finished(job)])
+    reasons = {**failures, **unreadable}
     by_variant = {
         name: tuple(runs[j.name] for j in jobs if j.variant == name and j.name in runs)
         for name in what
@@ -194,70 +150,16 @@ def collect(
             if runs_of
         ),
         unfinished=tuple(
-            Unfinished(job.name, _done(job), job.iterations, failures.get(job.name, ""))
+            Unfinished(job.name, _done(job), job.iterations, reasons.get(job.name, ""))
             for job in jobs
-            if job.name not in runs and (job.variant in wanted or job.name in failures)
+            if job.name not in runs and (job.variant in wanted or job.name in reasons)
         ),
-        checks={
-            name: check
-            for name, run in runs.items()
-            if (check := read_check(run.run_dir)) is not None
-        },
         to_shared=_to_shared(list(runs.values())),
     )
 
 
 def _done(job: Job) -> int:
     return iterations_done(job) if exists(job) and not is_stale(job) else 0
-
-
-def read_result(job: Job) -> RunResult:
-    """Read a finished run."""
-    data = read_run(job.run_dir)
-    stages = job.config.stages
-    made = {name: _counts(data, name) for name in stages}
-    last = made[list(stages)[-1]]
-    first, final = data.evaluations[0], data.evaluations[-1]
-    return RunResult(
-        variant=job.variant,
-        seed=job.seed,
-        run_dir=job.run_dir,
-        videos=sum(last),
-        denoising_steps=sum(
-            sum(counts) * stages[name].num_inference_steps for name, counts in made.items()
-        ),
-        evaluations=tuple(data.evaluations),
-        videos_at=tuple(sum(last[: evaluation.iteration]) for evaluation in data.evaluations),
-        change=compare(first, final, confidence=job.config.evaluation.confidence),
-        variance={name: _mean(data.metrics[f"{VARIANCE}{name}_share"]) for name in stages},
-    )
-
-
-def _counts(data: RunData, stage: str) -> list[int]:
-    """Return the samples that a stage made in each iteration."""
-    return [int(count) for count in data.metrics[f"{SAMPLES}{stage}"]]
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Return the mean of the finite values, NaN where there are none."""
-    finite = [value for value in values if math.isfinite(value)]
-    return fmean(finite) if finite else math.nan
-
-
-def compare(
-    first: EvaluationRecord,
-    last: EvaluationRecord,
-    measure: str | None = None,
-    *,
-    confidence: float = 0.95,
-) -> PairedComparison:
-    """Compare the scores, or a measure, of two evaluations of the same samples."""
-    before, after = (
-        line.scores if measure is None else line.measures[measure] for line in (first, last)
-    )
-    return paired_bootstrap(
-        before, after, clusters=first.prompts, confidence=confidence, samples=BOOTSTRAP_SAMPLES
-    )
 
 
 def _variant(

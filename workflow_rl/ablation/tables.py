@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from workflow_rl.ablation.levels import mean_score
-from workflow_rl.ablation.results import AblationResult, RunResult, VariantResult, curve
+from workflow_rl.ablation.results import AblationResult, VariantResult, curve
+from workflow_rl.ablation.run_results import RunResult
 from workflow_rl.ablation.variants import CONSTANT, SHARED
 from workflow_rl.evaluation.statistics import PairedComparison
 from workflow_rl.report.charts import Chart, Series
@@ -49,29 +50,26 @@ def _variant_row(variant: VariantResult, result: AblationResult) -> tuple[str, .
         " to ".join(dict.fromkeys(str(counts[i]) for i in (0, -1))),
     )
     if variant.change is None:
-        return (*head, *[UNKNOWN] * 3, _moved(variant, result), UNKNOWN, UNKNOWN)
-    against, ahead = UNKNOWN, UNKNOWN
-    if variant.against is not None:
-        against = interval(variant.against)
-        ahead = f"{variant.ahead} of {variant.compared}"
+        return (*head, *[UNKNOWN] * 3, moved(variant), UNKNOWN, UNKNOWN)
     return (
         *head,
         number(variant.change.before),
-        _with_range(variant),
+        with_range(variant),
         interval(variant.change),
-        against,
-        ahead,
+        interval(variant.against),
+        ahead(variant),
         _to_shared(variant, result),
     )
 
 
-def _moved(variant: VariantResult, result: AblationResult) -> str:
-    names = [f"{run.variant}/seed{run.seed}" for run in variant.runs]
-    checks = [result.checks[name] for name in names]
-    return f"{sum(c.moved for c in checks)} of {sum(c.tensors for c in checks)} tensors moved"
+def moved(variant: VariantResult, between: str = " ") -> str:
+    """Write how many tensors of a constant reward's runs moved."""
+    checks = [run.check for run in variant.runs if run.check is not None]
+    counts = f"{sum(c.moved for c in checks)} of {sum(c.tensors for c in checks)}"
+    return f"{counts}{between}tensors moved"
 
 
-def _with_range(variant: VariantResult) -> str:
+def with_range(variant: VariantResult, between: str = " ") -> str:
     """Write the mean after training, and the lowest and highest seed where there are several."""
     if variant.change is None:
         return UNKNOWN
@@ -79,7 +77,12 @@ def _with_range(variant: VariantResult) -> str:
     if len(variant.runs) == 1:
         return text
     ends = [mean_score(run.evaluations[-1].scores) for run in variant.runs]
-    return f"{text} ({number(min(ends))} to {number(max(ends))})"
+    return f"{text}{between}({number(min(ends))} to {number(max(ends))})"
+
+
+def ahead(variant: VariantResult) -> str:
+    """Write on how many of the seeds the variant ends above the reference."""
+    return UNKNOWN if variant.against is None else f"{variant.ahead} of {variant.compared}"
 
 
 def _to_shared(variant: VariantResult, result: AblationResult) -> str:
@@ -88,15 +91,13 @@ def _to_shared(variant: VariantResult, result: AblationResult) -> str:
     compared = [run for run in variant.runs if (variant.name, run.seed) in result.to_shared]
     if not compared:
         return UNKNOWN
-    reached = [value for value in values if value is not None]
-    if not reached:
+    counts = [value for value in values if value is not None]
+    if not counts:
         return "never"
-    text = f"{fmean(reached):.0f}"
-    return (
-        text
-        if len(reached) == len(compared)
-        else f"{text} ({len(reached)} of {len(compared)} seeds)"
-    )
+    text = f"{fmean(counts):.0f}"
+    if len(counts) == len(compared):
+        return text
+    return f"{text} ({len(counts)} of {len(compared)} seeds)"
 
 
 def run_table(result: AblationResult) -> Table:
@@ -116,19 +117,21 @@ def run_table(result: AblationResult) -> Table:
 
 
 def _run_row(run: RunResult, result: AblationResult) -> tuple[str, ...]:
-    name = f"{run.variant}/seed{run.seed}"
-    head = (name, str(run.videos), str(run.denoising_steps))
+    head = (run.name, str(run.videos), str(run.denoising_steps))
     shares = [percent(run.variance[stage]) for stage in result.stages]
     if run.variant == CONSTANT:
         return (*head, *[UNKNOWN] * 4, *shares)
-    reached = UNKNOWN
-    if (run.variant, run.seed) in result.to_shared:
-        at = result.to_shared[run.variant, run.seed]
-        reached = "never" if at is None else str(at)
     change = run.change
-    return (
-        *head, number(change.before), number(change.after), interval(change), reached, *shares
-    )  # fmt: skip
+    figures = (number(change.before), number(change.after), interval(change))
+    return (*head, *figures, reached(run, result), *shares)
+
+
+def reached(run: RunResult, result: AblationResult) -> str:
+    """Write what a run had made when it reached the best level of its seed's shared run."""
+    if (run.variant, run.seed) not in result.to_shared:
+        return UNKNOWN
+    at = result.to_shared[run.variant, run.seed]
+    return "never" if at is None else str(at)
 
 
 def measure_table(result: AblationResult) -> Table:
@@ -142,25 +145,31 @@ def measure_table(result: AblationResult) -> Table:
     return Table("Change of what else was measured", ("variant", *names), rows if names else ())
 
 
-def interval(comparison: PairedComparison) -> str:
+def interval(comparison: PairedComparison | None, between: str = " ") -> str:
     """Write a paired difference with its interval."""
+    if comparison is None:
+        return UNKNOWN
     difference = comparison.difference
+    mean = signed(difference.mean)
     if not math.isfinite(difference.low):
-        return signed(difference.mean)
-    return f"{signed(difference.mean)} [{signed(difference.low)}, {signed(difference.high)}]"
+        return mean
+    return f"{mean}{between}[{signed(difference.low)}, {signed(difference.high)}]"
 
 
 def facts(result: AblationResult) -> list[str]:
     """Say in sentences what was checked, and what is missing and why."""
     lines = [_equality(result)] if result.runs else []
     lines += _control(result)
-    for run in result.unfinished:
-        done = f"{run.done} of {run.iterations} iterations"
-        lines.append(
-            f"FAILED: {run.name} after {done}: {run.reason}"
-            if run.reason
-            else f"Not finished: {run.name}, {done}."
-        )
+    lines += [
+        f"FAILED: {run.name} after {run.done} of {run.iterations} iterations: {run.reason}"
+        for run in result.unfinished
+        if run.reason
+    ]
+    open_runs = [
+        f"{u.name} ({u.done} of {u.iterations})" for u in result.unfinished if not u.reason
+    ]
+    if open_runs:
+        lines.append(f"Not finished, with the iterations done: {', '.join(open_runs)}.")
     lines += [f"Left out: {name}: {reason}." for name, reason in result.left_out.items()]
     return lines
 
@@ -174,7 +183,7 @@ def _equality(result: AblationResult) -> str:
             f"Checked: each of the {len(runs)} finished runs made {videos} {made} for training, "
             f"in {steps} denoising steps."
         )
-    odd = ", ".join(f"{r.variant}/seed{r.seed} {r.videos} in {r.denoising_steps}" for r in runs)
+    odd = ", ".join(f"{r.name} {r.videos} in {r.denoising_steps}" for r in runs)
     return f"NOT EQUAL: the runs made different numbers of {made} and denoising steps: {odd}."
 
 

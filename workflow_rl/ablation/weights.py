@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
 import torch
 
+from workflow_rl.ablation.check_file import WeightsCheck
 from workflow_rl.config import RunConfig
 from workflow_rl.errors import WorkflowRLError
 from workflow_rl.training.build import build_method
 from workflow_rl.training.checkpoint import latest_valid, load_checkpoint
 
-CHECK_FILE = "weights_check.json"
 KINDS = ("weights", "ema")
-
-
-@dataclass(frozen=True)
-class WeightsCheck:
-    """Of ``tensors`` trained weights and averages, ``moved`` are not what they began as, in a bit.
-
-    ``first`` names one that moved.
-    """
-
-    tensors: int
-    moved: int
-    first: str | None
 
 
 def check_weights(config: RunConfig) -> WeightsCheck:
@@ -60,19 +44,3 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     flat, other_flat = (t.contiguous().flatten().view(torch.uint8) for t in (one, other))
     return torch.equal(flat, other_flat)
-
-
-def write_check(run_dir: Path, check: WeightsCheck) -> None:
-    """Write the check beside the run's figures, whole or not at all."""
-    path = run_dir / CHECK_FILE
-    temporary = path.with_name(f".{CHECK_FILE}.part")
-    temporary.write_text(json.dumps(asdict(check)) + "\n", encoding="utf-8")
-    temporary.replace(path)
-
-
-def read_check(run_dir: Path) -> WeightsCheck | None:
-    """Return the check of a run; None where there is none."""
-    path = run_dir / CHECK_FILE
-    if not path.is_file():
-        return None
-    return WeightsCheck(**json.loads(path.read_text(encoding="utf-8")))

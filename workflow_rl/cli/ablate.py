@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workflow_rl.cli.preflight import check_inputs, check_rewards_import
+from workflow_rl.cli.preflight import check_inputs, check_rewards_import, with_commits
 from workflow_rl.cli.train import STOPPED_EXIT_CODE
 from workflow_rl.config import RunConfig, load_config
 from workflow_rl.config.run_dir import RUN_FILE, locked_run_dir
@@ -91,6 +91,7 @@ def ablate(
         raise UserError("seed is set for each run here; give --seeds instead, such as --seeds 3")
     config = load_config(config_path, overrides or [])
     check_inputs(config)
+    config = with_commits(config)
     numbers = parse_seeds(seeds)
     slots = make_slots(jobs, parse_devices(devices, config))
     out = output or config.output_dir.with_name(f"{config.output_dir.name}-ablation")
@@ -106,8 +107,9 @@ def ablate(
     wanted = variants.select(None if only is None else split_list(only, "--only"))
     all_jobs = make_jobs(variants, numbers, out)
     chosen = [job for job in all_jobs if job.variant in wanted]
-    check_rewards_import(config)
     check_jobs(chosen, overwrite=overwrite)
+    if not dry_run:
+        check_rewards_import(config)
     show_plan(chosen, variants.left_out, slots=len(slots), out=out)
     if dry_run:
         return
@@ -194,7 +196,8 @@ def _run(
     from workflow_rl.ablation.results import collect
     from workflow_rl.ablation.runner import run_jobs
     from workflow_rl.ablation.write import write_all
-    from workflow_rl.cli.ablate_view import show_result, showing_jobs
+    from workflow_rl.cli.ablate_result import show_result
+    from workflow_rl.cli.ablate_view import showing_jobs
 
     out.mkdir(parents=True, exist_ok=True)
     todo = [job for job in chosen if not is_finished(job)]

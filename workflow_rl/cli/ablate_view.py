@@ -1,4 +1,4 @@
-"""Shows an ablation: what it will train, how its runs go, and what came of them."""
+"""Shows what an ablation will train, and how its runs go. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.table import Table as RichTable
 
-from workflow_rl.ablation import tables
 from workflow_rl.ablation.jobs import Job, exists, is_finished, is_stale, iterations_done
-from workflow_rl.ablation.results import AblationResult
 from workflow_rl.ablation.runner import Outcome
 from workflow_rl.cli.progress import format_duration
 
@@ -39,11 +35,11 @@ def show_plan(
         line = (
             f"{job.name:{width}}  {job.planned} {made}, {job.iterations} iterations: {_state(job)}"
         )
-        _print(console, line)
+        print_line(console, line)
     for name, reason in left_out.items():
-        _print(console, f"left out: {name}: {reason}")
+        print_line(console, f"left out: {name}: {reason}")
     todo = sum(job.planned for job in jobs if not is_finished(job))
-    _print(
+    print_line(
         console, f"{len(jobs)} runs, {slots} at once, {todo} {made} in unfinished runs, in {out}"
     )
 
@@ -77,7 +73,7 @@ class JobsDisplay:
                 f"{job.name}{device}", total=job.iterations, completed=done
             )
         else:
-            _print(self._console, f"{job.name}: begins{device}")
+            print_line(self._console, f"{job.name}: begins{device}")
 
     def progress(self, job: Job, done: int, reward: float | None) -> None:
         """A run has done some iterations."""
@@ -89,7 +85,7 @@ class JobsDisplay:
         part = done * PARTS // job.iterations
         if part > self._told[job.name]:
             self._told[job.name] = part
-            _print(self._console, f"{job.name}: iteration {done}/{job.iterations}{shown}")
+            print_line(self._console, f"{job.name}: iteration {done}/{job.iterations}{shown}")
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A run has ended."""
@@ -98,7 +94,7 @@ class JobsDisplay:
         seconds = time.monotonic() - self._began.get(job.name, time.monotonic())
         reason = f": {outcome.reason}" if outcome.reason else ""
         took = f" after {format_duration(seconds)}"
-        _print(self._console, f"{job.name}: {outcome.state}{took}{reason}")
+        print_line(self._console, f"{job.name}: {outcome.state}{took}{reason}")
 
 
 @contextmanager
@@ -110,27 +106,5 @@ def showing_jobs(console: Console | None = None) -> Iterator[JobsDisplay]:
         yield JobsDisplay(console, progress)
 
 
-def show_result(
-    result: AblationResult, paths: Sequence[Path], console: Console | None = None
-) -> None:
-    """Print the tables, what was checked, and where it is written."""
-    console = console or Console()
-    for table in (tables.main_table(result), tables.run_table(result)):
-        if table.rows:
-            console.print(_rich(table))
-    for fact in tables.facts(result):
-        _print(console, fact)
-    _print(console, "Written: " + ", ".join(str(path) for path in paths))
-
-
-def _rich(table: tables.Table) -> RichTable:
-    shown = RichTable(title=escape(table.title), title_justify="left")
-    for index, head in enumerate(table.heads):
-        shown.add_column(escape(head), justify="left" if index == 0 else "right")
-    for row in table.rows:
-        shown.add_row(*map(escape, row))
-    return shown
-
-
-def _print(console: Console, line: str) -> None:
+def print_line(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import typer
 
+from workflow_rl.ablation.check_file import write_check
 from workflow_rl.cli.preflight import check_inputs
 from workflow_rl.cli.progress import showing
 from workflow_rl.cli.train import STOPPED_EXIT_CODE
@@ -26,7 +27,7 @@ def work(run_dir: Path) -> int:
     """Train to the end; return the exit code."""
     config = load_run_config(run_dir)
     check_inputs(config)
-    from workflow_rl.ablation.weights import check_weights, write_check
+    from workflow_rl.ablation.weights import check_weights
     from workflow_rl.training.trainer import train
 
     with showing(run_dir) as listener:

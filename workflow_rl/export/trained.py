@@ -16,7 +16,8 @@ from workflow_rl.errors import UserError
 from workflow_rl.export.options import Weights
 from workflow_rl.models.lora import ADAPTER_NAME, alpha_of, start_of
 from workflow_rl.training.build import stage_card
-from workflow_rl.training.checkpoint import checkpoint_folders, latest_valid, load_checkpoint
+from workflow_rl.training.checkpoint import latest_valid, load_checkpoint
+from workflow_rl.training.checkpoint_folders import checkpoint_folders
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:

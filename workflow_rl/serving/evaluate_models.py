@@ -13,7 +13,8 @@ from workflow_rl.evaluation.candidates import RunCandidate
 from workflow_rl.evaluation.job import EvaluationJob
 from workflow_rl.runtime.driver import ProgressEvent
 from workflow_rl.serving.chain import ServedChain, load_chain, publish_checkpoint
-from workflow_rl.training.checkpoint import checkpoint_folders, latest_valid
+from workflow_rl.training.checkpoint import latest_valid
+from workflow_rl.training.checkpoint_folders import checkpoint_folders
 from workflow_rl.training.weight_sync import WeightRole
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -32,13 +31,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from workflow_rl.errors import UserError, WorkflowRLError
+from workflow_rl.training.checkpoint_folders import FOLDER, checkpoint_folders
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
 FORMAT = 1
 MAX_FILE_BYTES = 2 * 2**30  # the writer holds one file in memory
 _TEMPORARY = ".tmp-"
-_FOLDER = re.compile(r"iteration_(\d{8,})")
 
 
 class Checkpoint(NamedTuple):
@@ -47,14 +46,6 @@ class Checkpoint(NamedTuple):
     iteration: int
     tensors: dict[str, Tensor]
     state: dict[str, Any]
-
-
-def checkpoint_folders(root: Path) -> list[Path]:
-    """Return the checkpoint folders in `root`, damaged ones too, oldest first."""
-    if not root.is_dir():
-        return []
-    found = [(m, path) for path in root.iterdir() if (m := _FOLDER.fullmatch(path.name))]
-    return [path for _, path in sorted(found, key=lambda pair: int(pair[0][1]))]
 
 
 def save_checkpoint(
@@ -306,7 +297,7 @@ def _fault(folder: Path) -> str | None:
         if manifest["format"] != FORMAT:
             return f"{MANIFEST} has format {manifest['format']}, expected {FORMAT}"
         expected = {name: (f["bytes"], f["blake2b"]) for name, f in manifest["files"].items()}
-        number = _FOLDER.fullmatch(folder.name)
+        number = FOLDER.fullmatch(folder.name)
         if number is not None and int(number[1]) != manifest["iteration"]:
             return f"{MANIFEST} is of iteration {manifest['iteration']}"
         return _files_fault(folder, expected)
