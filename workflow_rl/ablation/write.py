@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from workflow_rl.ablation import tables
 from workflow_rl.ablation.results import AblationResult
 from workflow_rl.ablation.variants import CONSTANT
 from workflow_rl.evaluation.statistics import PairedComparison
-from workflow_rl.report.charts import HEIGHT, WIDTH, Chart
+from workflow_rl.report.charts import HEIGHT, LEFT, WIDTH, Chart, Series
 from workflow_rl.report.numbers import credit, number
 from workflow_rl.training.iteration_log import strict_json
 
 COLOURS = ("#1f5fbf", "#b8500f", "#14743c", "#8b3fa8", "#8a6a00", "#0f7482")
 """Of the stand-alone plot; readable on white and on black."""
-LEGEND_HEIGHT = 22
+LEGEND_ROW = 16
+LETTER = 6
+"""Width of a letter, about."""
 
 
 def write_all(result: AblationResult, out: Path) -> list[Path]:
@@ -131,14 +134,27 @@ def stand_alone(chart: Chart) -> str:
         ".line { fill: none; stroke: var(--c); stroke-width: 1.7; } "
         ".band { fill: var(--c); opacity: 0.15; } .dot, .name { fill: var(--c); }"
     )
-    height = HEIGHT + LEGEND_HEIGHT
-    legend = Markup("").join(
-        Markup('<tspan class="name s{}" dx="10">{}</tspan>').format(
-            s.colour % len(COLOURS), s.label
-        )
-        for s in chart.series
-    )
+    legend, rows = _legend(chart.series)
+    height = HEIGHT + rows * LEGEND_ROW + LEGEND_ROW // 2
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="800">'
-    label = f'<text x="40" y="{HEIGHT + 14}">{legend}</text>'
-    inner = chart.svg.replace("<svg ", f'<svg width="{WIDTH}" height="{HEIGHT}" ', 1)
-    return f"{head}<style>{style}</style>{inner}{label}</svg>\n"
+    placed = Markup('<svg width="{}" height="{}" ').format(WIDTH, HEIGHT)
+    inner = chart.svg.replace("<svg ", placed, 1)
+    return f"{head}<style>{style}</style>{inner}{legend}</svg>\n"
+
+
+def _legend(series: Sequence[Series]) -> tuple[str, int]:
+    """Return the names of the series in their colours, below the chart, and the rows they take."""
+    longest = max((len(s.label) for s in series), default=1)
+    columns = max(1, min(len(series), (WIDTH - LEFT) // (LETTER * (longest + 2))))
+    step = (WIDTH - LEFT) / columns
+    name = Markup('<text class="name s{}" x="{:.0f}" y="{}">{}</text>')
+    names = [
+        name.format(
+            s.colour % len(COLOURS),
+            LEFT + i % columns * step,
+            HEIGHT + (1 + i // columns) * LEGEND_ROW - 2,
+            s.label,
+        )
+        for i, s in enumerate(series)
+    ]
+    return "".join(names), -(-len(series) // columns)

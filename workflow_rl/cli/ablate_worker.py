@@ -22,6 +22,8 @@ from workflow_rl.cli.train import STOPPED_EXIT_CODE
 from workflow_rl.config.run_dir import load_run_config
 from workflow_rl.errors import WorkflowRLError
 
+STANDARD_INPUT = 0
+
 
 def work(run_dir: Path) -> int:
     """Train to the end; return the exit code."""
@@ -44,7 +46,9 @@ def stop_when_orphaned() -> None:
     """Ask this process to stop, as SIGTERM does, when the standard input ends."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        # Past sys.stdin, whose lock a thread that still reads would hold when the process ends.
+        while os.read(STANDARD_INPUT, 1):
+            pass
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
