@@ -11,10 +11,28 @@ import torch
 
 from tests.training.test_trainer import _config, _CrashAfter, _CrashError, _run, _timeless
 from workflow_rl.card import ModelCard
+from workflow_rl.cli.main import app
 from workflow_rl.config.guards import GuardsConfig
-from workflow_rl.training.guards import GuardError, Guards
+from workflow_rl.training import trainer
+from workflow_rl.training.guards import Guards
 from workflow_rl.training.guards.statistics import group_diversity, sample_statistics
 from workflow_rl.training.trainer import train
+
+
+class _Told(_CrashAfter):
+    """Keeps the messages; ends its first run after iteration ``number``."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.lines: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.lines.append(text)
+
+    def iteration(self, number: int, total: int, metrics: dict[str, float]) -> None:
+        if number == self.number:
+            self.number = -1
+            raise _CrashError
 
 
 def _square(at: int, light: float) -> torch.Tensor:
@@ -71,7 +89,10 @@ def test_an_alarm_comes_at_the_entry_and_again_when_worse(
     guards = Guards(GuardsConfig(baseline_iterations=2, window=1), tmp_path)
     alarms = _look(guards, monkeypatch, [0, 0, 1, 3, 3.1, 3, 6, 0, 3])
     assert [alarm.iteration for alarm in alarms] == [3, 6, 8]
+    assert "rose to 3 by iteration 4" in str(alarms[0])
+    assert alarms[0].warning().endswith("raise guards.thresholds.brightness")
     baseline = json.loads((tmp_path / "guards.json").read_text())["guards"]["brightness/v"]
+    assert baseline["quantiles"] == pytest.approx([-1, 0, 1])
     assert baseline["mean"] == pytest.approx(0)
     assert baseline["std"] == pytest.approx((4 / 5) ** 0.5)
     assert alarms[0].deviations == pytest.approx(3 / (4 / 5) ** 0.5)
@@ -79,11 +100,42 @@ def test_an_alarm_comes_at_the_entry_and_again_when_worse(
     assert set(lines[0]) == {"iteration", "guard", "value", "deviations", "action"}
 
 
+@pytest.mark.parametrize(
+    ("thresholds", "said"),
+    [
+        ({}, [4]),
+        ({"brightness": 1.0}, [2, 3, 4]),
+        ({"brightness": 1.0, "brightness/v": 2.0}, [3, 4]),
+        ({"motion": 1.0, "brightness/w": 1.0}, [4]),
+    ],
+)
+def test_a_threshold_is_that_of_its_guard(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    thresholds: dict[str, float],
+    said: list[int],
+) -> None:
+    """The drifts are 1.1, 3.4 and 6.7 deviations; the common threshold is 5."""
+    config = GuardsConfig(baseline_iterations=2, window=1, deviations=5, thresholds=thresholds)
+    alarms = _look(Guards(config, tmp_path), monkeypatch, [0, 0, 1, 3, 6])
+    assert [alarm.iteration for alarm in alarms] == said
+    written = json.loads((tmp_path / "guards.json").read_text())["guards"]["brightness/v"]
+    assert written["threshold"] == alarms[0].threshold
+
+
+def test_a_fall_is_not_told_as_a_rise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guards = Guards(GuardsConfig(baseline_iterations=2, window=1), tmp_path)
+    (alarm,) = _look(guards, monkeypatch, [0, 0, -3])
+    assert "fell to -3" in str(alarm)
+    assert "samples that turn dark" in str(alarm)
+
+
 def test_a_resumed_run_has_the_same_baseline_metrics_and_alarms(
     cards: tuple[ModelCard, ModelCard], tmp_path: Path
 ) -> None:
     """Killed between two checkpoints; with a threshold so low that there are alarms."""
     options = ["guards.baseline_iterations=1", "guards.window=3", "guards.deviations=0.001"]
+    options.append(FEW)
     found: list[list[Any]] = []
     for name, crash in (("whole", None), ("killed", 3)):
         (tmp_path / name).mkdir()
@@ -107,16 +159,84 @@ def test_a_resumed_run_has_the_same_baseline_metrics_and_alarms(
     assert len({frozenset(line) for line in found[0][0]}) == 1
 
 
-def test_a_guard_stops_the_run_with_its_checkpoint_written(
-    cards: tuple[ModelCard, ModelCard], tmp_path: Path
+STOP = "guards={baseline_iterations: 1, window: 1, deviations: 0.001, action: stop}"
+FEW = "evaluation.every=0"
+
+
+def _command(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[object, str, str]:
+    """Run the real command line; return exit code, output and errors."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        app([str(argument) for argument in arguments])
+    shown = capsys.readouterr()
+    return ended.value.code, shown.out, shown.err
+
+
+def test_a_stop_through_the_command_line(
+    cards: tuple[ModelCard, ModelCard], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = _config(
-        tmp_path,
-        cards,
-        "guards={baseline_iterations: 1, window: 1, deviations: 0.001, action: stop}",
-    )
-    with pytest.raises(GuardError, match=r"guard .*/.*deviations from the start; look at"):
-        _run(config)
+    """Exit code 1 and a checkpoint; resume stops again until the configuration lets it go on."""
+    run = _config(tmp_path, cards).output_dir
+    code, _, error = _command(capsys, "train", tmp_path / "config.yaml", STOP, FEW)
+    assert code == 1
+    assert error.startswith("error: guard ")
+    assert error.count("\n") == 1
+    assert "the checkpoint is written; to go on all the same" in error
+    assert (run / "checkpoints" / "iteration_00000002").is_dir()
+    before = (run / "metrics.jsonl").read_bytes()
+    assert len(before.splitlines()) == 2
+
+    assert _command(capsys, "resume", run)[::2] == (1, error)
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("action: stop", "action: warn"))
+    code, out, error = _command(capsys, "resume", run)
+    assert (code, error) == (0, "")
+    assert "had stopped this run; it goes on, as its config.yaml now says" in out
+    assert (run / "metrics.jsonl").read_bytes().startswith(before)
+    assert len(_timeless(run / "metrics.jsonl")) == 5
+
+
+def test_a_run_from_before_there_were_guards_goes_on_without(
+    cards: tuple[ModelCard, ModelCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint has no state of guards. Killed twice, so that it is resumed twice."""
+    config = _config(tmp_path, cards, FEW)
+    with monkeypatch.context() as old:
+        save = trainer.save_checkpoint
+        old.setattr(Guards, "look", lambda *_: ({}, []))
+        old.setattr(
+            trainer,
+            "save_checkpoint",
+            lambda root, done, tensors, state, keep: save(
+                root, done, tensors, {"method": state["method"]}, keep=keep
+            ),
+        )
+        with pytest.raises(_CrashError):
+            _run(config, _CrashAfter(3))
+    told = _Told(5)
+    with pytest.raises(_CrashError):
+        train(config, resume=True, listener=told)
+    train(config, resume=True, listener=told)
+    assert sum("no guard was watched when this run began" in line for line in told.lines) == 2
     lines = _timeless(config.output_dir / "metrics.jsonl")
-    assert len(lines) == 2
-    assert (config.output_dir / "checkpoints" / "iteration_00000002").is_dir()
+    assert len(lines) == 5
+    assert not [key for line in lines for key in line if key.startswith("guard")]
+
+
+def test_an_older_checkpoint_has_no_quantiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = GuardsConfig(baseline_iterations=2, window=1)
+    guards = Guards(config, tmp_path)
+    _look(guards, monkeypatch, [0, 0, 1])
+    state = guards.state()
+    del state["stopped_by"]
+    for values in state["guards"].values():
+        del values["samples"], values["quantiles"]
+    resumed = Guards(config, tmp_path)
+    resumed.restore(state, pytest.fail)
+    written = json.loads((tmp_path / "guards.json").read_text())["guards"]["brightness/v"]
+    assert written["quantiles"] == []
+    assert [alarm.iteration for alarm in _look(resumed, monkeypatch, [3])] == [3]

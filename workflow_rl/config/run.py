@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from workflow_rl.config.base import ConfigModel
-from workflow_rl.config.guards import GuardsConfig
+from workflow_rl.config.guards import GuardsConfig, unknown_threshold
 from workflow_rl.config.prompts import FIRST_FRAME_KEY
 from workflow_rl.config.reward_checks import credit_fault
 from workflow_rl.config.reward_location import ProcessConfig, ServerConfig
@@ -282,6 +282,9 @@ class RunConfig(ConfigModel):
                     f"rewards.{index}.on is {reward.on!r}, which is no stage; "
                     f"expected one of {', '.join(self.stages)}"
                 )
+        fault = unknown_threshold(self.guards, {name: s.task for name, s in self.stages.items()})
+        if fault is not None:
+            raise ValueError(fault)
         if self.evaluation.weights == "ema":
             missing = [
                 name

@@ -104,6 +104,11 @@ class Run:
 
         Without a checkpoint the run begins anew, so that the evaluation before training, which is
         done again, is forgotten too.
+
+        Raises
+        ------
+        GuardError
+            If a guard stopped the run, and its configuration does not let it go on.
         """
         root = self.dir / "checkpoints"
         remove_leftovers(root)
@@ -113,6 +118,9 @@ class Run:
             start, tensors, state = load_checkpoint(path)
             self.method.load_state(tensors, state["method"])
             self.guards.restore(state.get("guards"), self.listener.message)
+            drifted = self.guards.stop_reason()
+            if drifted is not None:
+                raise GuardError(drifted)
             self.listener.message(f"going on after iteration {start} (from {path})")
         self.evaluations.truncate_after(-1 if path is None else start)
         self.guards.alarms.truncate_after(start - 1)
@@ -201,7 +209,7 @@ class Run:
         outputs = () if self.method.last is None else self.method.last.outputs
         found, alarms = self.guards.look(iteration, outputs, metrics)
         for alarm in alarms:
-            self.listener.message(f"warning: {alarm}")
+            self.listener.message(f"warning: {alarm.warning()}")
         return found
 
     def tell(self, lost: LostMedia) -> None:

@@ -24,10 +24,12 @@ A guard is called ``kind/stage``, such as ``brightness/i2v``; the kinds are thos
 ``guards.json``
     Written when the baseline is complete::
 
-        {"guards": {"brightness/i2v": {"mean": 0.11, "std": 0.03, "threshold": 2.0}, ...},
+        {"guards": {"brightness/i2v": {"mean": 0.11, "std": 0.03, "threshold": 2.0,
+                                       "quantiles": [0.07, 0.11, 0.17]}, ...},
          "baseline_iterations": 5, "window": 5}
 
     The band to draw is mean ± threshold · std. ``threshold`` is in standard deviations.
+    ``quantiles`` are those at 0.05, 0.5 and 0.95 of the samples, none for ``kl``.
 ``guard_alarms.jsonl``
     One line per alarm, in order; several may be of one iteration; no file where there was none::
 
@@ -39,9 +41,12 @@ A guard is called ``kind/stage``, such as ``brightness/i2v``; the kinds are thos
     times as far away as at its last alarm; it leaves drift at 0.8 of the threshold. ``action`` is
     ``warn`` or ``stop``.
 
-Everything but what an alarm says is in the checkpoints, so that a resumed run writes the same.
+Everything but what an alarm says is in the checkpoints, so that a resumed run writes the same. A
+checkpoint also names the guards that stopped the run: a resumed run stops again at once, unless its
+configuration now lets it go on, and says so.
 """
 
-from workflow_rl.training.guards.monitor import Alarm, GuardError, Guards
+from workflow_rl.training.guards.alarms import Alarm, GuardError
+from workflow_rl.training.guards.monitor import Guards
 
 __all__ = ["Alarm", "GuardError", "Guards"]

@@ -6,14 +6,16 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from workflow_rl.config.guards import GuardsConfig
+from workflow_rl.config.run_dir import CONFIG_FILE
 from workflow_rl.errors import WorkflowRLError
+from workflow_rl.training.guards.alarms import Alarm
 from workflow_rl.training.guards.statistics import (
     diversity_groups,
     group_diversity,
@@ -30,44 +32,17 @@ BACK = 0.8
 """Share of the threshold below which a guard has left drift."""
 LEAST_STD = 1e-6
 
-ADVICE = {
-    "brightness": "whether the reward grows with light",
-    "saturation": "whether the reward grows with colour",
-    "sharpness": "blur, noise and grids",
-    "motion": "videos that stand still, or a camera that pans",
-    "frame_change": "videos that stand still or flicker",
-    "diversity": "whether the samples of a group are one and the same picture",
-    "kl": "the learning rate and kl_weight of the stage",
-}
-
-
-class GuardError(WorkflowRLError):
-    """A guard stopped the run."""
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """A guard has drifted; ``iteration`` counts from 0, ``value`` is the window's mean."""
-
-    iteration: int
-    guard: str
-    value: float
-    deviations: float
-    action: str
-
-    def __str__(self) -> str:
-        """Say it in one line."""
-        kind = self.guard.split("/")[0]
-        unit = "noise deviations" if kind == "kl" else "standard deviations"
-        return (
-            f"guard {self.guard}: {self.value:.4g} after iteration {self.iteration + 1}, "
-            f"{self.deviations:+.1f} {unit} from the start; look at {ADVICE[kind]}"
-        )
+QUANTILES = (0.05, 0.5, 0.95)
+"""Quantiles of the samples at the start that are kept."""
 
 
 @dataclass
 class _Guard:
-    """One guard's baseline (sums over samples), recent values and whether it is in drift."""
+    """One guard's baseline, recent values and whether it is in drift.
+
+    The baseline are sums over samples and, when it is complete, quantiles; ``samples`` are kept
+    until then.
+    """
 
     threshold: float
     count: int
@@ -75,6 +50,8 @@ class _Guard:
     squares: float
     recent: deque[float]
     alarmed: float = 0.0
+    samples: list[float] = field(default_factory=list)
+    quantiles: list[float] = field(default_factory=list)
 
     @property
     def std(self) -> float:
@@ -88,6 +65,15 @@ class _Guard:
             delta = value - self.mean
             self.mean += delta / self.count
             self.squares += delta * (value - self.mean)
+        self.samples += values.tolist()
+
+    def complete(self) -> None:
+        """Take the quantiles of the baseline, and drop its samples."""
+        if self.samples:
+            values = torch.tensor(self.samples, dtype=torch.float64)
+            at = torch.tensor(QUANTILES, dtype=torch.float64)
+            self.quantiles = torch.quantile(values, at).tolist()
+        self.samples = []
 
     def drift(self) -> tuple[float, float]:
         """Return the window's mean and its distance from the start in standard deviations."""
@@ -105,6 +91,11 @@ class _Guard:
             self.alarmed = size
             return True
         return False
+
+    @property
+    def excess(self) -> float:
+        """The drift as a multiple of the threshold."""
+        return abs(self.drift()[1]) / self.threshold
 
     @property
     def drifted(self) -> bool:
@@ -157,13 +148,14 @@ class Guards:
                 guard.recent.append(mean)
             if learning and not name.startswith("kl/"):
                 guard.learn(finite)
-            value, deviations = (math.nan, math.nan) if learning else guard.drift()
+            deviations = math.nan if learning else guard.drift()[1]
             found[f"guard/{name}"], found[f"guard_z/{name}"] = mean, deviations
             if guard.is_alarm(deviations):
-                action = "stop" if self._stops(name) else "warn"
-                alarms.append(Alarm(iteration, name, value, deviations, action))
+                alarms.append(self._alarm(iteration, name))
         self._seen += 1
         if self._seen == self.config.baseline_iterations:
+            for guard in self._guards.values():
+                guard.complete()
             self.write_baseline()
         if alarms:
             self.alarms.append_all(iteration, [_line(alarm) for alarm in alarms])
@@ -194,30 +186,49 @@ class Guards:
 
     def _new(self, name: str) -> _Guard:
         recent: deque[float] = deque(maxlen=self.config.window)
+        threshold = self.config.threshold(name)
         if name.startswith("kl/"):  # mean 0 and standard deviation 1: it is in deviations already
-            return _Guard(self.config.kl_deviations, 2, 0.0, 1.0, recent)
-        return _Guard(self.config.deviations, 0, 0.0, 0.0, recent)
+            return _Guard(threshold, 2, 0.0, 1.0, recent)
+        return _Guard(threshold, 0, 0.0, 0.0, recent)
+
+    def _alarm(self, iteration: int, name: str) -> Alarm:
+        guard = self._guards[name]
+        value, deviations = guard.drift()
+        action = "stop" if self._stops(name) else "warn"
+        return Alarm(iteration, name, value, deviations, guard.threshold, action)
 
     def _stops(self, name: str) -> bool:
-        stop_on = self.config.watch if self.config.stop_on is None else self.config.stop_on
-        return self.config.action == "stop" and name.split("/")[0] in stop_on
+        watched = self.config.watch
+        stop_on = watched if self.config.stop_on is None else self.config.stop_on
+        kind = name.split("/")[0]
+        return self.config.action == "stop" and kind in watched and kind in stop_on
+
+    def _stopping(self) -> list[str]:
+        """Return the guards for whose drift the run has to stop, the farthest beyond first."""
+        names = [n for n, guard in self._guards.items() if guard.drifted and self._stops(n)]
+        return sorted(names, key=lambda name: (-self._guards[name].excess, name))
 
     def stop_reason(self) -> str | None:
-        """Return why the run has to stop, None where it has not."""
-        for name, guard in self._guards.items():
-            if guard.drifted and self._stops(name):
-                value, deviations = guard.drift()
-                alarm = Alarm(self._seen - 1, name, value, deviations, "stop")
-                return (
-                    f"{alarm}; the checkpoint is written; to go on, set guards.action: warn or "
-                    "raise guards.deviations in the run's config.yaml and resume"
-                )
-        return None
+        """Return why the run has to stop, in one line; None where it has not."""
+        stopping = self._stopping()
+        if not stopping:
+            return None
+        alarm = self._alarm(self._seen - 1, stopping[0])
+        path = self.baseline_path.with_name(CONFIG_FILE)
+        return (
+            f"{alarm}; the checkpoint is written; to go on all the same, set guards.action: warn "
+            f"or raise guards.thresholds.{alarm.kind} in {path}, and resume"
+        )
 
     def write_baseline(self) -> None:
         """Write ``guards.json``; a guard without a baseline is left out."""
         guards = {
-            name: {"mean": guard.mean, "std": guard.std, "threshold": guard.threshold}
+            name: {
+                "mean": guard.mean,
+                "std": guard.std,
+                "threshold": guard.threshold,
+                "quantiles": guard.quantiles,
+            }
             for name, guard in self._guards.items()
             if guard.count > 1
         }
@@ -241,6 +252,7 @@ class Guards:
         """Return what resume needs, as JSON types."""
         return {
             "seen": self._seen,
+            "stopped_by": self._stopping(),
             "guards": {
                 name: {
                     "count": guard.count,
@@ -248,22 +260,27 @@ class Guards:
                     "squares": guard.squares,
                     "recent": list(guard.recent),
                     "alarmed": guard.alarmed,
+                    "samples": guard.samples,
+                    "quantiles": guard.quantiles,
                 }
                 for name, guard in self._guards.items()
             },
         }
 
     def restore(self, state: Mapping[str, Any] | None, tell: Callable[[str], None]) -> None:
-        """Go on from what :meth:`state` returned; thresholds are the configuration's.
+        """Go on from what :meth:`state` returned; thresholds and action are the configuration's.
 
-        A checkpoint from before there were guards has no state: what is left of the start is not
-        known, and a baseline of later iterations would hide a drift, so the guards are off.
+        A checkpoint from before there were guards has no state, and one of a run that watched
+        nothing has no guards in it: what is left of the start is not known, and a baseline of
+        later iterations would hide a drift, so the guards are off, in what comes after it too.
         """
-        if state is None:
+        if state is None or not state["guards"]:
+            if self.config.watch:
+                tell(
+                    "warning: no guard was watched when this run began, so there is no start to "
+                    "compare with: the guards stay off"
+                )
             self.config = self.config.model_copy(update={"watch": ()})
-            tell(
-                "this run began without guards, so there is no start to compare with: they are off"
-            )
             return
         self._seen = state["seen"]
         for name, values in state["guards"].items():
@@ -271,8 +288,14 @@ class Guards:
             guard.count, guard.mean = values["count"], values["mean"]
             guard.squares, guard.alarmed = values["squares"], values["alarmed"]
             guard.recent.extend(values["recent"])
+            guard.samples = list(values.get("samples", []))
+            guard.quantiles = list(values.get("quantiles", []))
             if guard.alarmed <= guard.threshold:  # the threshold was raised
                 guard.alarmed = 0.0
+        stopping = self._stopping()
+        for name in state.get("stopped_by", ()):
+            if name not in stopping:
+                tell(f"guard {name} had stopped this run; it goes on, as its config.yaml now says")
         if self._seen >= self.config.baseline_iterations:
             self.write_baseline()
 
