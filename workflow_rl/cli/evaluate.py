@@ -126,7 +126,7 @@ def evaluate(
         grid_folder = building / GRID_FOLDER if grid else None
         comparison = compare(job, grid=grid_folder, listener=listener)
         written = write_comparison(comparison, building)
-        if len(things) == 1:
+        if len(things) == 1 and not rewards:
             write_before_after(comparison, job.runs[0].path)
     show_comparison(comparison)
     for line in failures(comparison):

@@ -26,7 +26,7 @@ from workflow_rl.rewards.composite import CompositeReward
 from workflow_rl.rewards.registry import build_rewards
 from workflow_rl.serving.chain import ServedChain
 from workflow_rl.serving.evaluate_batches import Collected, ScoredBatch, in_batches
-from workflow_rl.serving.evaluate_folder import score_files
+from workflow_rl.serving.evaluate_folder import check_files, score_files
 from workflow_rl.serving.evaluate_grid import GridWriter
 from workflow_rl.serving.evaluate_models import (
     EvaluationListener,
@@ -71,6 +71,8 @@ def evaluate(
         torch.set_num_threads(threads[0])
     reward = build_rewards([term.model_dump() for term in job.rewards]).pointwise()
     _check_media(job, reward)
+    for files in job.files.values():
+        check_files(files, job.kind)
     checkpoints = find_checkpoints(job, listener)
     reward.load()  # one that cannot is told before the models are loaded
     labels, descriptions = _describe(job, checkpoints)

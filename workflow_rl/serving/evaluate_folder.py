@@ -65,6 +65,35 @@ def score_files(
     )
 
 
+def check_files(files: Files, kind: MediaKind) -> None:
+    """Open every file as far as its header or first frame, before anything slow is done.
+
+    Raises
+    ------
+    UserError
+        A file that cannot be read.
+    """
+    for path in files.values():
+        if not _opens(path):
+            read_medium(path, kind)  # says what is wrong
+
+
+def _opens(path: Path) -> bool:
+    import av
+    from PIL import Image
+
+    try:
+        if path.suffix.lower() == ".mp4":
+            with av.open(path) as container:
+                next(container.decode(video=0))
+        else:
+            with Image.open(path):
+                pass
+    except (OSError, ValueError, IndexError, StopIteration):
+        return False
+    return True
+
+
 def read_medium(path: Path, kind: MediaKind) -> tuple[torch.Tensor, float | None]:
     """Return ``[3, H, W]`` or ``[3, T, H, W]`` in [0, 1], and a video's frames per second.
 

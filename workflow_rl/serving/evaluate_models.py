@@ -13,7 +13,7 @@ from workflow_rl.evaluation.candidates import RunCandidate
 from workflow_rl.evaluation.job import EvaluationJob
 from workflow_rl.runtime.driver import ProgressEvent
 from workflow_rl.serving.chain import ServedChain, load_chain, publish_checkpoint
-from workflow_rl.training.checkpoint import latest_valid
+from workflow_rl.training.checkpoint import check_checkpoint, latest_valid
 from workflow_rl.training.checkpoint_folders import checkpoint_folders
 from workflow_rl.training.weight_sync import WeightRole
 
@@ -55,7 +55,13 @@ class SilentListener:
 
 
 def find_checkpoints(job: EvaluationJob, listener: EvaluationListener) -> dict[int, Path]:
-    """Return the checkpoint of each run, but for starts."""
+    """Return the checkpoint of each run, but for starts.
+
+    Raises
+    ------
+    UserError
+        If there is none, or it is damaged: told before anything is loaded or sampled.
+    """
     found = {}
     for index, candidate in enumerate(job.candidates):
         if not isinstance(candidate, RunCandidate) or candidate.iteration == 0:
@@ -75,6 +81,8 @@ def find_checkpoints(job: EvaluationJob, listener: EvaluationListener) -> dict[i
                 f"{candidate.path} keeps no checkpoint of iteration {candidate.iteration}, only "
                 f"of {', '.join(map(str, kept))}; training.checkpoint.keep says how many are kept"
             )
+        if candidate.iteration is not None:
+            check_checkpoint(path)
         found[index] = path
     return found
 

@@ -147,6 +147,13 @@ def latest_valid(root: Path, on_skip: Callable[[str], None]) -> Path | None:
     return None
 
 
+def check_checkpoint(path: Path) -> None:
+    """Raise a UserError unless the folder is a checkpoint whose every file is as it was written."""
+    fault = _fault(path)
+    if fault is not None:
+        raise UserError(f"checkpoint {path} is damaged ({fault}); choose another one")
+
+
 def load_checkpoint(path: Path, prefix: str = "") -> Checkpoint:
     """Read a checkpoint, checking every file against its manifest.
 
@@ -165,9 +172,7 @@ def load_checkpoint(path: Path, prefix: str = "") -> Checkpoint:
     UserError
         The folder is not a whole checkpoint.
     """
-    fault = _fault(path)
-    if fault is not None:
-        raise UserError(f"checkpoint {path} is damaged ({fault}); choose another one")
+    check_checkpoint(path)
     iteration = int(json.loads((path / MANIFEST).read_text(encoding="utf-8"))["iteration"])
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
     return Checkpoint(iteration, _read_tensors(path, prefix), state)
