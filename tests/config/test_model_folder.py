@@ -23,12 +23,18 @@ WAN: dict[str, Any] = {
 }
 WAN_I2V = "WanImageToVideoPipeline"
 WAN_TRANSFORMER = ["diffusers", "WanTransformer3DModel"]
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+"""A whole safetensors file."""
+SECOND = {"transformer_2/diffusion_pytorch_model.safetensors": NO_TENSORS}
 
 
 def _folder(path: Path, files: dict[str, Any]) -> Path:
     for name, content in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_text(json.dumps(content))
+        if isinstance(content, bytes):
+            (path / name).write_bytes(content)
+        else:
+            (path / name).write_text(json.dumps(content))
     return path
 
 
@@ -111,6 +117,7 @@ FLUX_DEV = {"transformer/config.json": {"guidance_embeds": True}}
 EXPERTS = {"boundary_ratio": 0.9, "transformer_2": WAN_TRANSFORMER}
 KLEIN = {"model_index.json": {"_class_name": "Flux2KleinPipeline", "is_distilled": True}}
 Z_IMAGE = {"model_index.json": {"_class_name": "ZImagePipeline"}}
+WAN_WITH_CLIP = {"transformer/config.json": {"patch_size": [1, 2, 2], "image_dim": 8}}
 WAN_A14B = {"model_index.json": WAN["model_index.json"] | EXPERTS}
 
 
@@ -159,7 +166,30 @@ def test_guidance_that_the_model_has(
 
 def test_the_second_of_two_experts_may_have_its_own_scale(tmp_path: Path) -> None:
     stage = StageConfig(task="i2v", guidance_scale=3.5, guidance_scale_2=4.0)
-    check_model_folder(_folder(tmp_path, WAN | WAN_A14B), "k", stage)
+    check_model_folder(_folder(tmp_path, WAN | WAN_A14B | SECOND), "k", stage)
+
+
+@pytest.mark.parametrize(
+    ("files", "task", "part"),
+    [
+        (FLUX | FLUX_VAE, "t2i", "tokenizer_2"),
+        (FLUX | FLUX_VAE, "t2i", "vae"),
+        (Z_IMAGE | FLUX_VAE, "t2i", "text_encoder"),
+        (WAN | WAN_WITH_CLIP, "i2v", "image_encoder"),
+    ],
+)
+def test_a_part_that_is_null_is_named(
+    tmp_path: Path, files: dict[str, Any], task: str, part: str
+) -> None:
+    index = {"model_index.json": files["model_index.json"] | {part: [None, None]}}
+    message = _check(_folder(tmp_path, files | index), task=task)
+    assert f"has null for its {part} in model_index.json" in message
+
+
+def test_a_part_that_a_model_does_not_use_may_be_null(tmp_path: Path) -> None:
+    nulls = {"image_encoder": [None, None], "image_processor": [None, None]}
+    index = {"model_index.json": WAN["model_index.json"] | nulls}
+    check_model_folder(_folder(tmp_path, WAN | index), "k", StageConfig(task="i2v"))
 
 
 def test_missing_component_is_named(tmp_path: Path) -> None:
@@ -195,7 +225,7 @@ def test_wan_folders_that_cannot_work_are_refused_before_loading(
 )
 def test_wan_2_2_folders_are_known(tmp_path: Path, pipeline: str, mark: dict[str, Any]) -> None:
     index = WAN["model_index.json"] | {"_class_name": pipeline} | mark
-    folder = _folder(tmp_path, WAN | {"model_index.json": index})
+    folder = _folder(tmp_path, WAN | SECOND | {"model_index.json": index})
     assert check_model_folder(folder, "k", StageConfig(task="i2v")).name == "wan"
 
 

@@ -45,8 +45,7 @@ def check_inputs(config: RunConfig) -> None:
         _check_kernel(name, stage)
     _check_reward_names(config)
     _check_loggers(config)
-    for name, stage in config.stages.items():
-        check_stage_model(name, stage)
+    _check_models(config.stages)
     for records in (prompts, eval_prompts):
         check_frames(config.stages, [r.first_frame for r in records if r.first_frame is not None])
 
@@ -93,14 +92,35 @@ def check_frames(stages: Mapping[str, StageConfig], frames: list[FirstFrame]) ->
             pass
         return
     sizes = {image.size for image in open_first_frames(frames, None)}
-    for width, height in sizes:
-        try:
-            check_stage_model(name, stage.model_copy(update={"height": height, "width": width}))
-        except UserError as error:
-            raise UserError(
-                f"the first frames, such as {frames[0].path}, are {width} x {height} pixels and "
-                f"stage {name!r} has no size of its own: {error}"
-            ) from None
+    for size in sizes:
+        _check_given_size(name, stage, size, f"the first frames, such as {frames[0].path},")
+
+
+def _check_models(stages: Mapping[str, StageConfig]) -> None:
+    """Check each stage's model; one without a size of its own takes the size of what it is given.
+
+    The size of images that are given, or that a model has by itself, is not known here.
+    """
+    size, source = None, ""
+    for name, stage in stages.items():
+        check_stage_model(name, stage)
+        if stage.height is not None and stage.width is not None:
+            size, source = (stage.width, stage.height), f"the images from stage {name!r}"
+        elif stage.task == "t2i":
+            size = None
+        elif size is not None:
+            _check_given_size(name, stage, size, source)
+
+
+def _check_given_size(name: str, stage: StageConfig, size: tuple[int, int], images: str) -> None:
+    width, height = size
+    try:
+        check_stage_model(name, stage.model_copy(update={"height": height, "width": width}))
+    except UserError as error:
+        raise UserError(
+            f"{images} are {width} x {height} pixels and stage {name!r} has no size of its own: "
+            f"{error}"
+        ) from None
 
 
 def check_stage_model(name: str, stage: StageConfig) -> None:

@@ -34,6 +34,11 @@ LORA_JOINT_ATTENTION = (*LORA_ATTENTION, "add_q_proj", "add_k_proj", "add_v_proj
 """Those of an attention layer over image and text tokens."""
 
 
+PARTS = ("text_encoder", "tokenizer", "transformer", "vae", "scheduler")
+"""The components without which no model works."""
+SECOND_TEXT = ("text_encoder_2", "tokenizer_2")
+
+
 def _plain_or_cfg(read: ReadJSON) -> tuple[GuidanceMode, ...]:
     return GuidanceMode.NONE, GuidanceMode.CFG
 
@@ -69,6 +74,8 @@ class Family:
         Frames where none are asked for; None for images.
     takes_fps
         The frame rate is an input of the model.
+    parts
+        Reads which components of a folder may not be null in ``model_index.json``.
     refusal
         Says what in ``model_index.json`` is not supported, with the mend; None: nothing.
     """
@@ -85,6 +92,7 @@ class Family:
     text_tokens: int | None = None
     num_frames: int | None = None
     takes_fps: bool = False
+    parts: Callable[[ReadJSON], tuple[str, ...]] = lambda read: PARTS
     refusal: Callable[[Mapping[str, Any]], str | None] = lambda index: None
 
 
@@ -93,6 +101,17 @@ EULER = "FlowMatchEulerDiscreteScheduler"
 
 WAN_MIN_MULTIPLE = 16
 """``WanImageToVideoPipeline`` refuses sizes that are not multiples of this many pixels."""
+
+
+def _two_encoders(read: ReadJSON) -> tuple[str, ...]:
+    return *PARTS, *SECOND_TEXT
+
+
+def _wan_parts(read: ReadJSON) -> tuple[str, ...]:
+    """A transformer with an image branch (Wan 2.1) takes CLIP's embedding of the first frame."""
+    if read("transformer/config.json").get("image_dim") is None:
+        return PARTS
+    return *PARTS, "image_encoder", "image_processor"
 
 
 def _flux_grid(read: ReadJSON) -> Grid:
@@ -205,6 +224,7 @@ FAMILIES: Mapping[str, Family] = {
         "workflow_rl.models.flux:build_flux_t2i_card",
         grid=_flux_grid,
         guidances=_flux_guidances,
+        parts=_two_encoders,
         lora_targets=(
             *LORA_JOINT_ATTENTION,
             *("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
@@ -228,6 +248,7 @@ FAMILIES: Mapping[str, Family] = {
         "workflow_rl.models.sd3:build_sd3_t2i_card",
         grid=_sd3_grid,
         text_tokens=256,
+        parts=_two_encoders,
         lora_targets=LORA_JOINT_ATTENTION,
     ),
     "QwenImagePipeline": Family(
@@ -261,6 +282,7 @@ FAMILIES: Mapping[str, Family] = {
         grid=_wan_grid,
         lora_targets=_WAN_LORA,
         num_frames=WAN_FRAMES,
+        parts=_wan_parts,
         refusal=_wan_refusal,
     ),
     "WanPipeline": Family(
@@ -270,6 +292,7 @@ FAMILIES: Mapping[str, Family] = {
         grid=_wan_grid,
         lora_targets=_WAN_LORA,
         num_frames=WAN_FRAMES,
+        parts=_wan_parts,
         refusal=_wan_ti2v_refusal,
     ),
     **dict.fromkeys(("LTXImageToVideoPipeline", "LTXPipeline"), _LTX),

@@ -31,7 +31,7 @@ def describe(error: ValidationError, raw: dict[str, Any]) -> str:
 
 
 def _describe_one(fault: ErrorDetails, raw: dict[str, Any]) -> str:
-    location = tuple(str(part) for part in fault["loc"])
+    location = tuple(str(part) for part in fault["loc"] if "[" not in str(part))
     dotted = ".".join(location)
     message = fault["msg"]
     if fault["type"] == "extra_forbidden":

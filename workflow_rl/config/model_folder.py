@@ -1,15 +1,16 @@
 """What a diffusers folder says about itself in JSON, read without PyTorch."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workflow_rl.config.component_files import check_components
 from workflow_rl.config.families import FAMILIES, Family, Grid, ReadJSON
 from workflow_rl.config.guidance import check_stage_guidance
 from workflow_rl.config.lora_file import check_lora
 from workflow_rl.config.stage import StageConfig
 from workflow_rl.config.train_modules import check_train_modules
-from workflow_rl.config.weight_files import check_weight_files
 from workflow_rl.errors import UserError
 
 
@@ -28,9 +29,9 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
     Raises
     ------
     UserError
-        If the folder is missing, is not a diffusers folder, is of a family or variant that is not
-        supported or of another task, if the model can't make the size or number of frames, if it
-        lacks the guidance, or if the stage's LoRA does not fit it.
+        If the folder is missing, is not a diffusers folder, lacks a component's files, is of a
+        family or variant that is not supported or of another task, if the model can't make the
+        size or number of frames, if it lacks the guidance, or if the stage's LoRA does not fit it.
     """
     if not folder.is_dir():
         raise UserError(
@@ -45,7 +46,7 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
     read = json_reader(folder, key)
     family = check_model_json(read, str(folder), key, stage)
     index = read("model_index.json")
-    files = check_weight_files(folder, index, stage.variant)
+    files = check_components(folder, index, stage.variant)
     if stage.train_modules:
         check_train_modules(
             files, stage.train_modules, f"{key.removesuffix('.model')}.train_modules"
@@ -92,6 +93,7 @@ def check_model_json(read: ReadJSON, source: str, key: str, stage: StageConfig) 
     refusal = family.refusal(index)
     if refusal is not None:
         raise UserError(f"{key}: {source} is {refusal}")
+    _check_parts(index, family.parts(read), source, key)
     where = key.removesuffix(".model")
     _check_size(family.grid(read), where, stage)
     _check_inputs(family, where, stage)
@@ -104,6 +106,15 @@ def check_model_json(read: ReadJSON, source: str, key: str, stage: StageConfig) 
         shapes_cfg=family.shapes_cfg,
     )
     return family
+
+
+def _check_parts(index: Mapping[str, Any], parts: Sequence[str], source: str, key: str) -> None:
+    for part in parts:
+        if index.get(part, [""])[0] is None:
+            raise UserError(
+                f"{key}: {source} has null for its {part} in model_index.json, and can't work "
+                "without; download the model again"
+            )
 
 
 def _check_inputs(family: Family, where: str, stage: StageConfig) -> None:

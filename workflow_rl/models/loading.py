@@ -16,8 +16,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from workflow_rl.card import ModelCard, read_model_index
+from workflow_rl.config.component_files import check_components
 from workflow_rl.config.families import EULER, FAMILIES, Grid
-from workflow_rl.config.weight_files import WeightFiles, check_weight_files
+from workflow_rl.config.weight_files import WeightFiles
 from workflow_rl.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ def load_pipeline(
         finite, or there are no files of the card's variant.
     """
     index = read_model_index(card.source)
-    files = check_weight_files(card.source, index, card.variant)
+    files = check_components(card.source, index, card.variant)
     options = {"dtype": dtype, "use_safetensors": True, "local_files_only": True}
     try:
         with _quiet():
@@ -134,15 +135,21 @@ def _load_module(
     on the meta device (diffusers); they drop a tensor that the module lacks. Tied weights,
     non-persistent buffers and what the class itself ignores are neither missing nor too many.
     """
-    if folder.name not in files:
-        raise UserError(
-            f"{folder} holds no weights in safetensors; download them, or save the model with "
-            "save_pretrained"
-        )
     module, found = module_class.from_pretrained(
-        folder, **options, variant=files[folder.name].variant, output_loading_info=True
+        folder,
+        **options,
+        variant=files[folder.name].variant,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
     kind = module_class.__name__
+    if found["mismatched_keys"]:
+        name, there, own = sorted(found["mismatched_keys"])[0]
+        raise UserError(
+            f"{folder} has {len(found['mismatched_keys'])} tensors of other shapes than a {kind} "
+            f"with its config.json, such as {name}: {tuple(there)}, expected {tuple(own)}; the "
+            "weights are of another model or version: download it again"
+        )
     if found["missing_keys"]:
         raise UserError(
             f"{folder} lacks {_count_names(found['missing_keys'])} of a {kind}; "
@@ -161,7 +168,8 @@ def _load_module(
 def _count_names(keys: Iterable[str]) -> str:
     names = sorted(keys)
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{len(names)} tensors: {', '.join(names[:MAX_NAMES])}{more}"
+    noun = "tensor" if len(names) == 1 else "tensors"
+    return f"{len(names)} {noun}: {', '.join(names[:MAX_NAMES])}{more}"
 
 
 def check_finite(module: nn.Module, folder: Path) -> None:
