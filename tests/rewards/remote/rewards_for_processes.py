@@ -1,0 +1,33 @@
+"""Rewards that a process of its own imports by name, some of which end it."""
+
+import os
+import signal
+import sys
+import time
+
+from torch import Tensor
+
+from workflow_rl.errors import UserError
+
+
+def moody(media: Tensor, prompts: list[str], sample_ids: list[str]) -> list[object]:
+    """Score by the mean of each sample's values, but do what a prompt says that says anything."""
+    sys.stdout.write(f"scoring {len(media)}\n")  # as libraries do
+    if "raise" in prompts:
+        raise RuntimeError("no face found")
+    if "die" in prompts:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if "hang" in prompts:
+        time.sleep(600)
+    means = media.flatten(1).double().mean(1).tolist()
+    said = {
+        "nan": float("nan"),
+        "text": "0.5",
+        "none": None,
+        "environment": float(os.environ.get("REWARD_TEST", "0")),
+    }
+    return [said.get(prompt, mean) for prompt, mean in zip(prompts, means, strict=True)]
+
+
+if os.environ.get("REWARD_TEST") == "unready":
+    raise UserError("there is no licence for this reward")
