@@ -114,7 +114,7 @@ def spoil(checkpoint: Path) -> None:
 def test_checkpoints_and_a_folder_the_same_to_the_last_byte(world: Path, tmp_path: Path) -> None:
     run, out = world / "run", tmp_path / "out"
     names = "directed_motion,frame_change"
-    command = ["evaluate", run, f"{run}@0", world / "videos", "--rewards", names]
+    command: list[str | Path] = ["evaluate", run, f"{run}@0", world / "videos", "--rewards", names]
     command += ["--baseline", f"{run}@0"]
     first, second = call(*command, "-o", tmp_path / "again"), call(*command, "--grid", "-o", out)
     assert (first.exit_code, second.exit_code) == (0, 0), first.stderr
@@ -213,7 +213,14 @@ def test_what_all_have_is_compared_where_that_is_asked_for(tmp_path: Path) -> No
     whole, less = write_videos(tmp_path / "whole"), write_videos(tmp_path / "less")
     (less / f"{file_stem(PROMPTS[1], 1)}.mp4").unlink()
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
-    command = ["evaluate", whole, less, "--prompts", tmp_path / "prompts.txt", "--rewards"]
+    command: list[str | Path] = [
+        "evaluate",
+        whole,
+        less,
+        "--prompts",
+        tmp_path / "prompts.txt",
+        "--rewards",
+    ]
     command += ["frame_change", "--seeds-per-prompt", "2", "-o", tmp_path / "out"]
     assert "compare what all have with --common" in call(*command).one_line_error()
     assert not (tmp_path / "out").exists()

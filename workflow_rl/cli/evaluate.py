@@ -15,7 +15,6 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
 from workflow_rl.cli.preflight import check_frames, check_inputs, check_rewards_import
 from workflow_rl.config import check_first_frames
@@ -147,18 +146,14 @@ def _check_first_frames(job: EvaluationJob) -> None:
 
 def show_comparison(comparison: "Comparison") -> None:
     """Print the tables."""
+    from workflow_rl.cli.comparison_tables import show_view
     from workflow_rl.report.comparison import headline, views
 
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
     for view in views(comparison):
-        table = Table(title=f"{view.title}\n({view.note})", title_justify="left")
-        for head in view.heads:
-            table.add_column(head, overflow="fold")
-        for row in view.rows:
-            table.add_row(*row)
-        console.print(table)
+        show_view(console, view)
     typer.echo(headline(comparison))
 
 

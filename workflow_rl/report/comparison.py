@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from markupsafe import Markup
 from workflow_rl.evaluation.comparison import TOTAL, Comparison
 from workflow_rl.evaluation.statistics import Interval, PairedComparison
 from workflow_rl.report.forest import Bar, draw_forest
-from workflow_rl.report.numbers import UNKNOWN, number, percent, signed
+from workflow_rl.report.numbers import number, percent, signed
 from workflow_rl.training.iteration_log import strict_json
 
 JSON_FILE = "comparison.json"
@@ -25,13 +26,18 @@ DIVERSITY = "diversity"
 
 @dataclass(frozen=True)
 class View:
-    """A titled table; ``note`` is a sentence below the title, ``chart`` the same drawn."""
+    """A titled table.
+
+    ``note`` is a sentence below the title, ``chart`` the same drawn, ``repeated`` the columns that
+    another table shows too: where there is no room they are left out.
+    """
 
     title: str
     note: str
     heads: list[str]
     rows: list[list[str]]
     chart: Markup
+    repeated: tuple[int, ...] = ()
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
@@ -113,9 +119,9 @@ def _sections(comparison: Comparison, index: int) -> list[tuple[str, str, list[s
     for name in comparison.measures:
         by_kind[comparison.trained(index, name)].append(name)
     texts = {
-        True: ("rewards trained on", "it was trained to raise these: they say how well that went"),
-        False: ("rewards not trained on", "these say what the training did besides"),
-        None: ("rewards", "nothing is known of what it was trained on"),
+        True: ("rewards trained on", "what it was trained to raise, and the parts of that"),
+        False: ("rewards not trained on", "what the training did besides"),
+        None: ("rewards", "it is not known what it was trained on"),
     }
     if comparison.candidates[index].trained_on == ():
         texts[False] = ("rewards", "it was not trained")
@@ -147,35 +153,35 @@ def _pairs_view(
 ) -> View:
     base = comparison.candidates[comparison.baseline].label
     label = comparison.candidates[index].label
-    heads = ["", base, label, "difference", _level(comparison), "higher", "effect", "pairs"]
+    heads = ["", base, label, "difference", "higher", "effect", "pairs"]
     return View(
         f"{label} against {base}: {title}",
-        note,
+        f"{note}; with {_level(comparison)}s",
         heads,
         [[name, *_pair_cells(pair)] for name, pair in pairs.items()],
         draw_forest([_bar(name, pair) for name, pair in pairs.items()]),
+        repeated=(1, 2),
     )
 
 
 def _pair_cells(pair: PairedComparison) -> list[str]:
     difference = pair.difference
-    left_out = f" ({difference.failed} left out)" if difference.failed else ""
+    left_out = f" of {difference.count + difference.failed}" if difference.failed else ""
     return [
-        number(pair.before, 4),
-        number(pair.after, 4),
-        signed(difference.mean),
-        between(difference),
-        _share(pair.wins),
+        number(pair.before),
+        number(pair.after),
+        signed(difference.mean) + _ends(difference, signed),
+        percent(pair.wins.mean) + _ends(pair.wins, lambda share: f"{100 * share:.0f}"),
         signed(pair.effect, 2),
         f"{difference.count}{left_out}",
     ]
 
 
-def _share(wins: Interval) -> str:
-    """Write a win rate in percent with the ends of its interval."""
-    text = percent(wins.mean)
-    known = wins.low == wins.low
-    return text + (f" [{100 * wins.low:.0f}, {100 * wins.high:.0f}]" if known else "")
+def _ends(interval: Interval, write: Callable[[float], str]) -> str:
+    """Write the ends of an interval after its middle; nothing where they are not known."""
+    if not math.isfinite(interval.low):
+        return ""
+    return f" [{write(interval.low)}, {write(interval.high)}]"
 
 
 def _bar(name: str, pair: PairedComparison) -> Bar:
@@ -185,18 +191,9 @@ def _bar(name: str, pair: PairedComparison) -> Bar:
     return Bar(name, pair.effect, difference.low * scale, difference.high * scale)
 
 
-def between(interval: Interval) -> str:
-    """Write the ends of the interval of a difference."""
-    if interval.low != interval.low:
-        return UNKNOWN
-    return f"{signed(interval.low)} to {signed(interval.high)}"
-
-
 def with_interval(interval: Interval) -> str:
     """Write a mean and the ends of its interval, and how many samples failed."""
-    text = number(interval.mean, 4)
-    if interval.low == interval.low:
-        text += f" [{number(interval.low)}, {number(interval.high)}]"
+    text = number(interval.mean) + _ends(interval, number)
     return text + (f" ({interval.failed} failed)" if interval.failed else "")
 
 
