@@ -83,7 +83,8 @@ class ProcessReward(RemoteReward):
         self._env = dict(env or {})
         self._restarts = restarts
         self._left = restarts
-        self._death = ""
+        self._death = ""  # of the last request
+        self._end = ""  # of the last process
         self._process: Process | None = None
         self._lock = asyncio.Lock()
 
@@ -136,7 +137,7 @@ class ProcessReward(RemoteReward):
         process = self._process
         if process is None:
             if self._left == 0:
-                raise _DiedError(f"the process died too often, {self._restarts + 1} times")
+                raise _DiedError(f"{self._end}, and has had its {self._restarts} restarts")
             self._left -= 1
             try:
                 process = await self._start()
@@ -157,9 +158,11 @@ class ProcessReward(RemoteReward):
             self._process = None
             how = await _how_it_ended(process)
             logger.warning("the process of reward %s %s", self.name, how)
-            raise _DiedError(f"the process {how}") from None
+            self._end = f"the process {how}"
+            raise _DiedError(self._end) from None
         except asyncio.CancelledError:
             self._process = None
+            self._end = "the process took too long"
             process.kill()
             raise
 
