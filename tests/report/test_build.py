@@ -205,7 +205,7 @@ def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run")
     with (run_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"iteration": 4, "rewa')
-    assert read_run(run_dir).iterations == [0, 1, 2, 3]
+    assert read_run(run_dir).iterations == [1, 2, 3, 4]
 
 
 def test_no_run_is_a_one_line_fault_and_writes_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What the sections show: trees of any depth, rewards apart, guards, causes, lost pictures."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from workflow_rl.config.run import RewardConfig
 from workflow_rl.report.build import build_report
 from workflow_rl.report.embed import Embedder
 from workflow_rl.report.run_data import (
+    GuardBaseline,
     RunData,
     SampleNode,
     SavedGroup,
     SavedRollout,
     read_run,
 )
+from workflow_rl.report.views.evaluation import pairs
 from workflow_rl.report.views.failures import failure_causes, failures
 from workflow_rl.report.views.gallery import gallery
 from workflow_rl.report.views.guards import guard_views
@@ -108,9 +111,44 @@ def test_guards_causes_and_lost_pictures_are_shown(tmp_path: Path) -> None:
     svg = guard_views(run)[0].chart.svg
     assert 'class="expected"' in svg
     assert 'class="dot alarm"' in svg
+    assert "alarms, 3: 2.50" in svg  # after the third iteration, as the log counts
     assert ("training", "judge: timed out", 6) in failure_causes(run)
     assert ("media of rollouts", "No space left on device", 3) in failure_causes(run)
     assert dict(failures(run))["images and videos of rollouts not written"] == 3
     page = build_report(run_dir).read_text()
     assert "not written" in page
     assert "missing from the run" not in page
+
+
+def test_the_drift_of_a_guard_is_that_of_the_run(run: RunData) -> None:
+    """A quiet guard that came near an alarm stands before one that did not; a band ends at 0."""
+    found = replace(
+        run,
+        metrics={
+            "guard/a/v": [1.0, 1.0, 1.0, 1.0],
+            "guard_z/a/v": [math.nan, 0.1, -0.2, 0.1],
+            "guard/b/v": [1.0, 2.0, 0.5, 2.0],
+            "guard_z/b/v": [math.nan, 1.0, -1.5, 0.5],
+            "guard/c/v": [1.0, 1.0, 1.0, 1.0],
+        },
+        guards={
+            "a/v": GuardBaseline(1.0, 1.0, 2.0),
+            "b/v": GuardBaseline(1.0, 1.0, 2.0, [0.1, 1.0, 3.0]),
+        },
+    )
+    near, far, blind = guard_views(found)
+    assert near.row == ("b/v", "+0.50", "−1.50", "2", "quiet", "1.50", "1.00 (0.100 to 3.00)")
+    assert (far.name, far.row[-1]) == ("a/v", "1.00")
+    assert blind.row == ("c/v", "–", "–", "–", "quiet", "–", "–")
+    assert near.chart.expected == (0.0, 3.0)
+    assert [list(series.y)[1:] for series in near.chart.series] == [[2, 0.5, 2], [2, -0.5, 1.5]]
+
+
+def test_stages_before_and_after_are_in_the_order_of_the_chain(run: RunData) -> None:
+    """The lines of a run are written with sorted keys."""
+    shuffled = [
+        replace(e, media=dict(sorted(e.media.items(), reverse=turn)))
+        for e, turn in zip(run.evaluations, (True, False, False), strict=True)
+    ]
+    found = pairs(replace(run, evaluations=shuffled), Embedder(Path("."), 0))
+    assert {tuple(s for s, _ in side.media) for p in found for side in p.sides} == {("t2i", "i2v")}

@@ -107,6 +107,7 @@ def _sections(run: RunData, embed: Embedder) -> dict[str, Any]:
         "pairs": pairs,
         "gallery": gallery(run, embed),
         "guards": guards.guard_views(run),
+        "guard_heads": guards.HEADS,
         "alarms": guards.alarm_rows(run),
         "stages": training.stage_charts(run),
         "variance_charts": training.variance_charts(run),

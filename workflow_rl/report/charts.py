@@ -34,6 +34,8 @@ class Series:
         Draw a dot with its value on each point.
     alarm : bool
         Draw the points alone, in the colour of an alarm.
+    faint : bool
+        Draw the line thin, behind the others.
     """
 
     label: str
@@ -44,6 +46,7 @@ class Series:
     colour: int = 0
     markers: bool = False
     alarm: bool = False
+    faint: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Chart:
     """A titled chart.
 
     ``reference`` draws a dashed line at a value that means something, such as a ratio of 1;
-    ``expected`` a band between two such values.
+    ``expected`` a band between two such values. ``legend`` names several series below the title.
     """
 
     title: str
@@ -61,6 +64,7 @@ class Chart:
     reference: float | None = None
     from_zero: bool = False
     expected: tuple[float, float] | None = None
+    legend: bool = True
 
     @property
     def svg(self) -> Markup:
@@ -234,5 +238,6 @@ def _line(series: Series, x_scale: Scale, y_scale: Scale) -> Markup:
             )
     if series.alarm:
         return Markup("").join(dots)
-    path = Markup('<path class="line {}" d="{}"/>').format(colour, "".join(commands))
+    kind = "line faint" if series.faint else "line"
+    path = Markup('<path class="{} {}" d="{}"/>').format(kind, colour, "".join(commands))
     return path + Markup("").join(dots)

@@ -77,16 +77,23 @@ class SavedRollout:
 
 @dataclass(frozen=True)
 class GuardBaseline:
-    """What a guard measured at the start, and how many deviations from it raise an alarm."""
+    """What a guard measured at the start, and how many deviations from it raise an alarm.
+
+    ``quantiles`` are of the samples, ascending; older runs did not keep them.
+    """
 
     mean: float
     std: float
     threshold: float
+    quantiles: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class GuardAlarm:
-    """A guard's measure that drifted too far; ``action`` is ``warn`` or ``stop``."""
+    """A guard's measure that drifted too far; ``action`` is ``warn`` or ``stop``.
+
+    ``iteration`` is the number of iterations done, from 1.
+    """
 
     iteration: int
     guard: str
@@ -99,6 +106,7 @@ class GuardAlarm:
 class RunData:
     """Everything in a run directory that the report shows.
 
+    ``iterations`` are numbers of iterations done, from 1 as in the log and in evaluations.
     ``metrics`` maps a name to one value per entry of ``iterations``, NaN where it was not written.
     ``causes`` counts why rewards failed, by reward and reason, and ``lost`` why media of rollouts
     were not written. What older runs did not write is empty.
@@ -146,7 +154,7 @@ def read_run(run_dir: Path) -> RunData:
         config_text=(run_dir / CONFIG_FILE).read_text(encoding="utf-8"),
         config=config,
         identity=_read_json(run_dir / RUN_FILE),
-        iterations=[int(line["iteration"]) for line in lines],
+        iterations=[int(line["iteration"]) + 1 for line in lines],
         metrics={name: [_number(line.get(name)) for line in lines] for name in names},
         evaluations=[_evaluation(line) for line in read_jsonl(run_dir / "evaluations.jsonl")],
         rollouts=[_rollout(_read_json(path)) for path in rollout_files],
@@ -261,16 +269,20 @@ def _reward_causes(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, in
 def _guards(path: Path) -> dict[str, GuardBaseline]:
     if not path.is_file():
         return {}
-    fields = ("mean", "std", "threshold")
     return {
-        name: GuardBaseline(*(_number(guard.get(field)) for field in fields))
+        name: GuardBaseline(
+            mean=_number(guard.get("mean")),
+            std=_number(guard.get("std")),
+            threshold=_number(guard.get("threshold")),
+            quantiles=[_number(value) for value in guard.get("quantiles", [])],
+        )
         for name, guard in _read_json(path).get("guards", {}).items()
     }
 
 
 def _alarm(line: Mapping[str, Any]) -> GuardAlarm:
     return GuardAlarm(
-        iteration=int(line["iteration"]),
+        iteration=int(line["iteration"]) + 1,
         guard=str(line.get("guard", "")),
         value=_number(line.get("value")),
         deviations=_number(line.get("deviations")),

@@ -122,16 +122,25 @@ def pairs(run: RunData, embed: Embedder) -> list[Pair]:
         Pair(
             first.prompts[row],
             first.seeds[row],
-            [_shown(label, e, row, embed) for label, e in (("before", first), ("after", last))],
+            [
+                _shown(label, e, row, run.stages, embed)
+                for label, e in (("before", first), ("after", last))
+            ],
             last.scores[row] - first.scores[row],
         )
         for row in rows
     ]
 
 
-def _shown(label: str, evaluation: EvaluationRecord, row: int, embed: Embedder) -> Shown:
+def _shown(
+    label: str, evaluation: EvaluationRecord, row: int, stages: Sequence[str], embed: Embedder
+) -> Shown:
     place = evaluation.media_rows.index(row)
-    media = [(stage, embed(paths[place])) for stage, paths in evaluation.media.items()]
+    media = [
+        (stage, embed(evaluation.media[stage][place]))
+        for stage in stages
+        if stage in evaluation.media
+    ]
     return Shown(label, number(evaluation.scores[row]), media)
 
 

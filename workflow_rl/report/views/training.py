@@ -100,7 +100,7 @@ def other_metrics(run: RunData) -> list[tuple[str, str, str, str, str]]:
         f"variance/{n}_{x}" for n in ("prompt", *run.stages) for x in ("share", "eta2", "F")
     }
     charted |= {"reward_mean", "reward_std"}
-    prefixes = ("reward/", "reward_std/", "contribution/", "guard/")
+    prefixes = ("reward/", "reward_std/", "contribution/", "guard/", "guard_z/")
     rows = []
     for name, values in sorted(run.metrics.items()):
         finite = [v for v in values if math.isfinite(v)]
