@@ -23,8 +23,10 @@ def show_result(
     """Print the main figures, what was checked, and where all of it is written."""
     console = console or Console()
     if result.runs:
-        console.print(variant_table(result))
-        console.print(run_table(result))
+        for table in (variant_table(result), run_table(result)):
+            console.print()
+            console.print(table)
+        console.print()
     for fact in tables.facts(result):
         print_line(console, fact)
     print_line(console, "Written: " + ", ".join(str(path) for path in paths))
@@ -74,9 +76,19 @@ def run_table(result: AblationResult) -> Table:
 
 
 def _table(title: str, *heads: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for index, head in enumerate(heads):
-        table.add_column(escape(head), justify="left" if index == 0 else "right")
+    """Return a table in which figures stay whole; where there is no room, names are folded."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    table.add_column(escape(heads[0]), overflow="fold")
+    for head in heads[1:]:
+        table.add_column(escape(head), justify="right", no_wrap=True)
     return table
 
 
