@@ -1,6 +1,7 @@
 """The reward server: the protocol of docs/reward_serving.md over HTTP."""
 
 import asyncio
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -280,7 +281,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(service: RewardService, address: socket.socket) -> None:
-    """Answer requests until SIGINT or SIGTERM; those in progress are answered first."""
+    """Answer requests until SIGINT or SIGTERM; what is in progress has 10 s to be answered."""
     config = uvicorn.Config(
         build_app(service),
         log_level="warning",
@@ -288,5 +289,6 @@ def serve(service: RewardService, address: socket.socket) -> None:
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn raises it again at its end
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[address])
