@@ -116,6 +116,7 @@ def test_guards_causes_and_lost_pictures_are_shown(tmp_path: Path) -> None:
     assert ("media of rollouts", "No space left on device", 3) in failure_causes(run)
     assert dict(failures(run))["images and videos of rollouts not written"] == 3
     page = build_report(run_dir).read_text()
+    assert "<dt>Guards with an alarm</dt><dd>1 of 2</dd>" in page
     assert "not written" in page
     assert "missing from the run" not in page
 
@@ -136,8 +137,9 @@ def test_the_drift_of_a_guard_is_that_of_the_run(run: RunData) -> None:
             "b/v": GuardBaseline(1.0, 1.0, 2.0, [0.1, 1.0, 3.0]),
         },
     )
+    start = "1.00 (0.100 to 3.00)".replace(" ", "\N{NO-BREAK SPACE}")
     near, far, blind = guard_views(found)
-    assert near.row == ("b/v", "+0.50", "−1.50", "2", "quiet", "1.50", "1.00 (0.100 to 3.00)")
+    assert near.row == ("b/v", "+0.50", "−1.50", "2", "quiet", "1.50", start)
     assert (far.name, far.row[-1]) == ("a/v", "1.00")
     assert blind.row == ("c/v", "–", "–", "–", "quiet", "–", "–")
     assert near.chart.expected == (0.0, 3.0)

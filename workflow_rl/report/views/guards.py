@@ -11,6 +11,7 @@ from workflow_rl.report.run_data import GuardAlarm, GuardBaseline, RunData
 
 VALUE, DRIFT = "guard/", "guard_z/"
 MOST_ALARMS = 50
+NO_BREAK = "\N{NO-BREAK SPACE}"
 HEADS = ("Guard", "Drift", "Largest", "Threshold", "State", "Last", "At the start (5 to 95 %)")
 
 
@@ -59,7 +60,7 @@ class GuardView:
         start = number(self.baseline.mean)
         if self.baseline.quantiles:
             low, high = self.baseline.quantiles[0], self.baseline.quantiles[-1]
-            start += f" ({number(low)} to {number(high)})"
+            start += f" ({number(low)} to {number(high)})".replace(" ", NO_BREAK)
         return (
             self.name,
             credit(self.last),

@@ -59,6 +59,10 @@ def tiles(run: RunData, comparison: PairedComparison | None, level: str) -> list
         best = max(range(len(means)), key=lambda i: _or_lowest(means[i]))
         at = f"after iteration {run.evaluations[best].iteration}; last {number(means[-1])}"
         shown.append(Tile("Best evaluation", number(means[best]), at))
+    if run.guards:
+        drifted = list(dict.fromkeys(alarm.guard for alarm in run.alarms))
+        first = f"the first was {drifted[0]}" if drifted else "nothing drifted far from the start"
+        shown.append(Tile("Guards with an alarm", f"{len(drifted)} of {len(run.guards)}", first))
     times = run.metrics.get("time/iteration", [])
     total = sum(t for t in times if math.isfinite(t))
     each = f"{number(total / len(times))} s per iteration" if times else ""
