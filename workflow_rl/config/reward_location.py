@@ -45,3 +45,9 @@ class ServerConfig(ConfigModel):
     request_timeout_s: float = Field(
         300.0, gt=0, description="Seconds that one try of one request may take."
     )
+    wait_s: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds to wait at the start for a server that does not answer yet, such as "
+        "one that loads a model.",
+    )

@@ -1,6 +1,7 @@
 """A server that speaks the protocol, and breaks it in the ways that servers do."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -29,6 +30,13 @@ def mean_value(batch: RewardBatch) -> RewardScores:
     return RewardScores(mean_of(batch.media))
 
 
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as address:
+        port: int = address.getsockname()[1]
+    return port
+
+
 class ManyConnections(ThreadingHTTPServer):
     """Takes all connections that come at once."""
 
@@ -43,7 +51,7 @@ class FaultyServer:
     the results; ``HALF`` closes half-way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.reply: Reply = lambda results: results
         self.health: Any = {
             "protocol": PROTOCOL,
@@ -92,7 +100,7 @@ class FaultyServer:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._http = ManyConnections(("127.0.0.1", 0), Handler)
+        self._http = ManyConnections(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from tests.rewards.remote.conftest import Videos
-from tests.rewards.remote.faulty_server import HALF, FaultyServer, Results, mean_of
+from tests.rewards.remote.faulty_server import HALF, FaultyServer, Results, free_port, mean_of
 from workflow_rl.errors import UserError
 from workflow_rl.rewards.base import RewardBatch, score_safely
 from workflow_rl.rewards.remote import client
@@ -184,6 +185,22 @@ def test_a_server_that_is_not_there_ends_the_run_before_it_begins() -> None:
     reward = ServerReward("http://127.0.0.1:9", name="mean", media_kind="video")
     with pytest.raises(UserError, match=r"127\.0\.0\.1:9 cannot be used \(no connection"):
         reward.load()
+
+
+def test_a_server_that_is_still_loading_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "POLL_S", 0.05)
+    port = free_port()
+    reward = ServerReward(f"http://127.0.0.1:{port}", name="mean", media_kind="any", wait_s=30)
+    late: list[FaultyServer] = []
+    timer = threading.Timer(0.3, lambda: late.append(FaultyServer(port)))
+    timer.start()
+    reward.load()
+    timer.join()
+    late[0].close()
+    assert reward.media_kind == "video"
+    assert len([record for record in caplog.records if "waiting 30 s" in record.message]) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """A reward behind a server that speaks the protocol of docs/reward_serving.md."""
 
 import asyncio
+import logging
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -26,8 +28,12 @@ if TYPE_CHECKING:
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which another try may end well."""
 HEALTH_TIMEOUT_S = 30.0
+POLL_S = 1.0
+"""Between two looks at whether a server that is waited for answers."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 """Seconds before the first repeat and, at most, before any; doubled each time, with jitter."""
+
+logger = logging.getLogger(__name__)
 
 
 class _AskError(Exception):
@@ -63,6 +69,8 @@ class ServerReward(RemoteReward):
         Requests at a time; repeats of each.
     request_timeout_s : float
         Of one try of one request.
+    wait_s : float
+        How long :meth:`load` waits for a server that does not answer yet.
     """
 
     def __init__(
@@ -78,6 +86,7 @@ class ServerReward(RemoteReward):
         in_flight: int = 4,
         retries: int = 4,
         request_timeout_s: float = 300.0,
+        wait_s: float = 0.0,
     ) -> None:
         super().__init__(name, media_kind, batch_size)
         self.url = url.rstrip("/")
@@ -87,6 +96,7 @@ class ServerReward(RemoteReward):
         self._retries = retries
         self._in_flight = asyncio.Semaphore(in_flight)
         self._timeout_s = request_timeout_s
+        self._wait_s = wait_s
         self._client = Lazy(self._connect)
         self._checked = Lazy(self._check)
 
@@ -113,12 +123,12 @@ class ServerReward(RemoteReward):
     def _check(self) -> None:
         client = self._client.get()
         try:
-            health = in_background(self._health(client)).result()
+            health = in_background(self._health_in_time(client)).result()
         except _AskError as error:
             raise UserError(
                 f"the reward server {self.url} cannot be used ({error}): start it with "
-                f"`workflow-rl reward-server CONFIG` and wait until it says that it is ready, or "
-                f"set server.url"
+                f"`workflow-rl reward-server CONFIG` and wait until it says that it is ready "
+                f"(server.wait_s waits for it), or set server.url"
             ) from None
         if health.get("protocol") != PROTOCOL or not isinstance(health.get("rewards"), dict):
             raise UserError(
@@ -139,6 +149,21 @@ class ServerReward(RemoteReward):
             )
         if about.get("media_kind") in ("image", "video", "any"):
             self.media_kind = about["media_kind"]
+
+    async def _health_in_time(self, client: Any) -> dict[str, Any]:
+        """Ask until the server answers, for ``wait_s`` at most."""
+        deadline = time.monotonic() + self._wait_s
+        said = False
+        while True:
+            try:
+                return await self._health(client)
+            except _AskError as error:
+                if not error.again or time.monotonic() >= deadline:
+                    raise
+                if not said:
+                    logger.warning("waiting %g s for %s: %s", self._wait_s, self.url, error)
+                    said = True
+                await asyncio.sleep(POLL_S)
 
     async def _health(self, client: Any) -> dict[str, Any]:
         async with _reasons(HEALTH_TIMEOUT_S):
