@@ -12,26 +12,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from benchmarks.compare_runs import mean
-from workflow_rl.training.iteration_log import IterationLog
+from workflow_rl.ablation.levels import first_reached, mean_score
+from workflow_rl.report.run_data import read_run
 
 
 def levels(run: Path) -> dict[int, float]:
     """Return the mean held-out reward by iteration."""
-    lines = IterationLog(run / "evaluations.jsonl").read()
-    return {line["iteration"]: mean(line) for line in lines}
-
-
-def reached(level: float, of: dict[int, float]) -> int | None:
-    """Return the first evaluated iteration at which ``level`` is reached, None if never."""
-    return next((iteration for iteration, value in of.items() if value >= level), None)
+    return {e.iteration: mean_score(e.scores) for e in read_run(run).evaluations}
 
 
 def row(run: Path, other: Path) -> str:
     """Return the table's line of a pair."""
     own, others = levels(run), levels(other)
     best = max(others.values())
-    at, other_at = reached(best, own), reached(best, others)
+    at, other_at = first_reached(best, own), first_reached(best, others)
     assert other_at is not None
     ratio = "never" if at is None else f"{at / other_at:.2f}"
     return f"| {run.name} / {other.name} | {best:.3f} | {other_at} | {at or '-'} | {ratio} |"
