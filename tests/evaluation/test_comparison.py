@@ -16,7 +16,7 @@ import torch
 
 from workflow_rl.evaluation.comparison import TOTAL, Comparison, ScoredCandidate, compare
 from workflow_rl.evaluation.diversity import distances
-from workflow_rl.report.comparison import views, write_before_after, write_comparison
+from workflow_rl.report.comparison import headline, views, write_before_after, write_comparison
 
 PROMPTS = ["a", "a", "b", "b", "c", "c"]
 SEEDS = [0, 1] * 3
@@ -30,11 +30,13 @@ def _candidate(
     scores: dict[str, list[float]],
     trained_on: tuple[str, ...] | None = (),
     failures: dict[int, str] | None = None,
+    shape: tuple[int, ...] = (9, 480, 832),
 ) -> ScoredCandidate:
     generator = torch.Generator().manual_seed(len(label))
     return ScoredCandidate(
         label,
-        {"argument": label, "kind": "run", "iteration": 5, "weights": "student"},
+        {"argument": label, "kind": "run", "iteration": 5, "weights": "student"}
+        | {"shapes": [list(shape)]},
         trained_on,
         torch.tensor(next(iter(scores.values()))),
         {name: torch.tensor(values) for name, values in scores.items()},
@@ -97,6 +99,13 @@ def test_differences_are_to_the_baseline_wherever_it_stands() -> None:
         assert comparison.against[1 - place] is None
         pair = against.measures["m"]
         assert (pair.difference.mean, pair.win_rate) == (1, 1)
+
+
+def test_samples_of_other_sizes_are_told() -> None:
+    one = _candidate("one", {"m": START})
+    assert headline(_compare(one, _candidate("same", {"m": START}))).endswith("2 seeds")
+    told = headline(_compare(one, _candidate("small", {"m": START}, shape=(9, 32, 64))))
+    assert "one 832×480 9 frames, small 64×32 9 frames" in told
 
 
 def test_failures_leave_pairs_out_and_files_stay_strict(tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_checkpoints_and_a_folder_the_same_to_the_last_byte(world: Path, tmp_pat
     assert pair["wins"]["mean"] == (0.5 + 0.5 * np.sign(delta)).mean()
     assert folder["rewards"]["frame_change"]["mean"]["mean"] > 0.1  # noise
 
+    assert [c["shapes"] for c in (start, folder)] == [[[9, 32, 32]], [[5, 256, 384]]]
     page = (out / "comparison.md").read_text()
     sections = dict(part.split("\n", 1) for part in page.split("## ")[1:])
     apart = {title: sections[f"run@2 against run@0: {title}"]
@@ -205,7 +206,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(world: Path, tmp_path: 
     before = tree(run)
     result = call("evaluate", run)
     assert (result.exit_code, tree(run) == before) == (2, True)
-    assert "error: all checkpoints" in result.stderr.splitlines()[-1]
+    assert "error: all 2 checkpoints" in result.stderr.splitlines()[-1]
 
 
 def test_what_all_have_is_compared_where_that_is_asked_for(tmp_path: Path) -> None:

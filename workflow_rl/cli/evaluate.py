@@ -96,7 +96,7 @@ def evaluate(
 
     ```
     workflow-rl evaluate runs/quickstart
-    workflow-rl evaluate runs/quickstart@60 runs/quickstart runs/quickstart@ema
+    workflow-rl evaluate runs/quickstart@140 runs/quickstart runs/quickstart@student
     workflow-rl evaluate runs/both runs/i2v_only --rewards directed_motion,sharpness --grid
     workflow-rl evaluate runs/a made_elsewhere/ --prompts more_prompts.txt --seeds-per-prompt 8
     ```

@@ -37,7 +37,8 @@ class ScoredCandidate:
     ----------
     label : str
     description : Mapping
-        What it is, as JSON values: ``argument``, and a run's ``iteration`` and ``weights``.
+        What it is, as JSON values: ``argument``, a run's ``iteration`` and ``weights``, and the
+        ``shapes`` of its samples, ``[H, W]`` or ``[T, H, W]``.
     trained_on : tuple of str or None
         Names of the rewards that it was trained on; None where nothing is known of that.
     total : Tensor

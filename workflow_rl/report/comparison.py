@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from workflow_rl.evaluation.comparison import TOTAL, Comparison
+from workflow_rl.evaluation.comparison import TOTAL, Comparison, ScoredCandidate
 from workflow_rl.evaluation.statistics import Interval, PairedComparison
 from workflow_rl.report.forest import Bar, draw_forest
 from workflow_rl.report.numbers import number, percent, signed
@@ -208,7 +208,21 @@ def headline(comparison: Comparison) -> str:
     seeds = len(dict.fromkeys(comparison.seeds))
     left_out = comparison.settings.get("left_out")
     text += f", {seeds} seeds" if seeds > 1 else ", 1 seed"
-    return text + (f"; {left_out} left out that not all have" if left_out else "")
+    text += f"; {left_out} left out that not all have" if left_out else ""
+    shapes = [_shapes(candidate) for candidate in comparison.candidates]
+    if len(set(shapes)) == 1:
+        return text
+    each = [f"{c.label} {shape}" for c, shape in zip(comparison.candidates, shapes, strict=True)]
+    return f"{text}; sizes differ, which alone can move a reward: {', '.join(each)}"
+
+
+def _shapes(candidate: ScoredCandidate) -> str:
+    """Write the sizes of a candidate's samples, such as ``832×480 81 frames``."""
+    shapes = candidate.description["shapes"]
+    if len(shapes) > 1:
+        return f"{len(shapes)} sizes"
+    *frames, height, width = shapes[0]
+    return f"{width}×{height}" + (f" {frames[0]} frames" if frames else "")
 
 
 def failures(comparison: Comparison) -> list[str]:

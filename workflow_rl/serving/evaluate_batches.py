@@ -59,6 +59,7 @@ class Collected:
         self._failures: dict[int, str] = {}
         self._made = np.zeros(rows, dtype=bool)
         self._signatures: list[torch.Tensor] = []
+        self._shapes: set[tuple[int, ...]] = set()
 
     def add(self, batch: ScoredBatch) -> None:
         """Take the next rows."""
@@ -70,6 +71,7 @@ class Collected:
         self._failures |= {self._done + row: why for row, why in batch.failures.items()}
         self._made[rows] = batch.made
         self._signatures += [signature(media) for media in batch.media]
+        self._shapes |= {tuple(media.shape[1:]) for media in batch.media}
         self._done = rows.stop
 
     def candidate(
@@ -84,7 +86,7 @@ class Collected:
             trained_on = () if candidate.iteration == 0 else tuple(names)
         return ScoredCandidate(
             label,
-            description,
+            {**description, "shapes": sorted(map(list, self._shapes))},
             trained_on,
             self._total,
             self._measures,
