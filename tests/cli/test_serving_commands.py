@@ -43,6 +43,14 @@ def test_generate_prints_the_files_alone_on_stdout(
     ]
 
 
+def test_generate_into_a_file_is_refused(
+    invoke: Invoke, workspace: Path, served: list[dict[str, Any]]
+) -> None:
+    ask = ("generate", "-p", "x", "--t2i", "flux", "--i2v", "wan", "--output", "run.yaml")
+    assert "--output run.yaml is a file; give a folder" in invoke(*ask).one_line_error()
+    assert served == []
+
+
 def test_generate_serves_the_chain_of_a_run(
     invoke: Invoke, workspace: Path, served: list[dict[str, Any]]
 ) -> None:

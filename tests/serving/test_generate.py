@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,42 @@ def test_generate_serves_the_role_that_is_evaluated(
     assert roles == [WeightRole.EMA]
     generate.generate(config.workflow, config.stages, **ask)
     assert roles == [WeightRole.EMA]
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_disk_that_is_full_for_the_video_leaves_no_image(
+    config: RunConfig,
+    roles: list[WeightRole],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    earlier: bool,
+) -> None:
+    """The files of an earlier call with the same prompt and seed stay as they are."""
+    outputs = [
+        StageOutput(T2I_I2V.stages[0], MediaKind.IMAGE, (), (0,), torch.rand(1, 3, 8, 8), None),
+        StageOutput(T2I_I2V.stages[1], MediaKind.VIDEO, (), (0,), torch.rand(1, 3, 3, 8, 8), None),
+    ]
+    monkeypatch.setattr(generate, "run_chain", lambda *_, **__: outputs)
+    folder = tmp_path / "made" / "here"
+    ask: dict[str, Any] = {"prompt": "a", "seed": 0, "output_dir": folder}
+    before: dict[Path, bytes] = {}
+    if earlier:
+        files = generate.generate(config.workflow, config.stages, **ask)
+        assert sorted(files) == sorted(folder.iterdir())
+        before = {path: path.read_bytes() for path in files}
+        outputs[0].media.zero_()
+
+    def write(path: Path, *_: object) -> Path:
+        path.write_bytes(b"half of a vid")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("workflow_rl.evaluation.media_files.write_mp4", write)
+    with pytest.raises(WorkflowRLError, match=r"cannot write to .*here: No space left on device"):
+        generate.generate(config.workflow, config.stages, **ask)
+    if earlier:
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    else:
+        assert not folder.parent.exists()
 
 
 def test_generate_writes_nothing_that_is_not_finite(

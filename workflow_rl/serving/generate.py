@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from workflow_rl.config import PromptRecord, StageConfig
 from workflow_rl.config.first_frames import find_first_frame
@@ -47,7 +49,7 @@ def generate(
     Raises
     ------
     WorkflowRLError
-        If what a stage made is not finite; nothing is written then.
+        If what a stage made is not finite, or the disk refuses a file; nothing is written then.
     """
     frame = None if image is None else find_first_frame(image, "image")
     chain = load_chain(workflow_id, stages)
@@ -67,7 +69,35 @@ def generate(
                 f"stage {output.stage.name!r} made values that are not finite; "
                 "use dtype float32 or other weights"
             )
-    return _write(outputs, output_dir, file_stem(prompt, seed), on_message)
+    with _appearing_together(output_dir) as folder:
+        files = _write(outputs, folder, file_stem(prompt, seed), on_message)
+    return [output_dir / path.name for path in files]
+
+
+@contextmanager
+def _appearing_together(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder, whose files are then moved into ``folder``: all of them or none.
+
+    Raises
+    ------
+    WorkflowRLError
+        When the disk refuses a file.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder, prefix=".part-") as building:
+            yield Path(building)
+            for path in sorted(Path(building).iterdir()):
+                path.replace(folder / path.name)
+    except OSError as error:  # FFmpeg's of a full disk is one too
+        for path in made:  # deepest first
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+        raise WorkflowRLError(
+            f"cannot write to {folder}: {error.strerror or error}; nothing is written; make room, "
+            "or give another folder with --output"
+        ) from error
 
 
 def _write(
