@@ -12,7 +12,7 @@ from workflow_rl.cli.preflight import check_frames, check_stage_model
 from workflow_rl.cli.progress import show_message
 from workflow_rl.config import StageConfig
 from workflow_rl.config.first_frames import find_first_frame
-from workflow_rl.config.run_dir import check_can_be_made, load_run_config
+from workflow_rl.config.run_dir import load_run_config
 from workflow_rl.errors import UserError
 
 WORKFLOW = "image_video.t2i_i2v"
