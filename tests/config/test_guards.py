@@ -34,7 +34,7 @@ def test_thresholds_survive_the_run_directory(load_with: LoadWith, tmp_path: Pat
         ("guards.thresholds.motion/t2i=1.0", "'motion/t2i', .*did you mean 'motion/i2v'"),
         ("guards.thresholds.zzz=1.0", "'zzz', .*known: brightness, saturation"),
         ("guards.thresholds.motion=0", r"guards\.thresholds\.motion' is 0; expected greater"),
-        ("guards.thresholds.motion=null", r"guards\.thresholds\.motion' is null .*a valid number"),
+        ("guards.thresholds.motion=null", r"guards\.thresholds\.motion' is null; .*a valid number"),
         ("guards.watch=[brightnes]", "did you mean 'brightness'"),
         ("guards.stop_on=[motions]", "did you mean 'motion'"),
         ("guards.threshold=1.0", r"did you mean 'guards\.thresholds'"),

@@ -1,5 +1,6 @@
 """The run directory belongs to one configuration and to one process at a time."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -59,6 +60,31 @@ def test_files_that_are_no_run_are_never_touched(
     with pytest.raises(UserError, match="has files that are no run's"):
         create_run_dir(load_with(f"output_dir={tmp_path / 'thesis'}"), overwrite=overwrite)
     assert (tmp_path / "thesis" / "thesis.tex").read_text() == "x"
+
+
+def test_directory_below_a_file_is_refused(load_with: LoadWith, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("x")
+    with pytest.raises(UserError, match=r"lies below the file .*notes; give another"):
+        check_new_run_dir(load_with(f"output_dir={tmp_path / 'notes' / 'deep' / 'run'}"))
+    with pytest.raises(UserError, match="is a file; give a directory"):
+        check_new_run_dir(load_with(f"output_dir={tmp_path / 'notes'}"))
+
+
+def test_a_refusing_system_is_one_line(
+    load_with: LoadWith, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_with(f"output_dir={tmp_path / 'run'}")
+    with monkeypatch.context() as patch:
+        patch.setattr("workflow_rl.config.run_dir.os.access", lambda path, mode: False)
+        with pytest.raises(UserError, match=r"no permission for .*; give another"):
+            check_new_run_dir(config)
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UserError, match=r"cannot be written \(Read-only file system\)"):
+        create_run_dir(config)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

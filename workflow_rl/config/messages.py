@@ -2,7 +2,8 @@
 
 import difflib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -12,6 +13,15 @@ from workflow_rl.config.run import RunConfig
 
 _CUTOFF = 0.6
 """difflib similarity from which a name counts as a likely slip of another."""
+
+_YAML_WORDS = {
+    "an object": "a mapping",
+    "a valid array": "a list",
+    "a valid boolean": "true or false",
+}
+"""JSON's words in pydantic's messages → those that a YAML file's writer knows."""
+_UNION_MARK = re.compile(r"[\[(]")
+"""What only the name of a union's member has, such as ``literal['all-linear']``."""
 
 
 def describe(error: ValidationError, raw: dict[str, Any]) -> str:
@@ -45,17 +55,26 @@ def _describe_one(fault: ErrorDetails, raw: dict[str, Any]) -> str:
     shown = json.dumps(given, ensure_ascii=False)
     if len(shown) > 60:
         shown = shown[:57] + "..."
-    expected = message.removeprefix("Input should be ").replace("an object", "a mapping")
+    if fault["type"] == "too_short" and "min_length" in fault.get("ctx", {}):
+        return f"'{dotted}' is {shown}; give {fault['ctx']['min_length']} or more"
+    expected = message.removeprefix("Input should be ")
+    for theirs, yaml_word in _YAML_WORDS.items():
+        expected = expected.replace(theirs, yaml_word)
     if expected == message:
         return f"'{dotted}' is {shown}; {message[:1].lower()}{message[1:]}"
     close = ""
-    if fault["type"].endswith("_type"):
+    if fault["type"].endswith("_type") and given is not None:
         shown = f"{shown} ({_yaml_type(given)})"
     elif fault["type"] == "literal_error":
         names = [name.strip("' ") for name in expected.replace(" or ", ", ").split(",")]
         nearest = difflib.get_close_matches(str(given), names, 1, _CUTOFF)
         close = f"; did you mean '{nearest[0]}'?" if nearest else ""
     return f"'{dotted}' is {shown}; expected {expected}{close}"
+
+
+def _keys_of(location: Iterable[int | str]) -> tuple[str, ...]:
+    """Return the keys and positions of a location, without pydantic's marks of a union's member."""
+    return tuple(str(part) for part in location if not _UNION_MARK.search(str(part)))
 
 
 def _yaml_type(value: Any) -> str:
@@ -66,7 +85,6 @@ def _yaml_type(value: Any) -> str:
         str: "a string",
         list: "a list",
         dict: "a mapping",
-        type(None): "null",
     }
     return names[type(value)]
 
@@ -85,11 +103,14 @@ def _suggestion(location: tuple[str, ...], raw: dict[str, Any]) -> str:
     every = list(_valid_keys(RunConfig, "", raw))
     below = [key for key in every if not prefix or key.startswith(f"{prefix}.")]
     siblings = [key for key in below if key.count(".") == len(parents)]
-    for candidates in (siblings, below, every):
-        by_leaf = {key.rpartition(".")[2]: key for key in reversed(candidates)}
-        nearest = difflib.get_close_matches(name, list(by_leaf), 1, _CUTOFF)
-        if nearest:
-            return f"did you mean '{by_leaf[nearest[0]]}'?"
+    below.sort(key=lambda key: key.count("."))  # of several keys of one name, the shallowest
+    every.sort(key=lambda key: key.count("."))
+    for cutoff in (1.0, _CUTOFF):  # a key in the wrong place before one that is spelt alike
+        for candidates in (siblings, below, every):
+            by_leaf = {key.rpartition(".")[2]: key for key in reversed(candidates)}
+            nearest = difflib.get_close_matches(name, list(by_leaf), 1, cutoff)
+            if nearest:
+                return f"did you mean '{by_leaf[nearest[0]]}'?"
     return f"valid here: {', '.join(key.rpartition('.')[2] for key in siblings)}"
 
 

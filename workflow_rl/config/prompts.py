@@ -67,7 +67,10 @@ def load_prompts(path: Path | str, stages: Sequence[str] = ("t2i", "i2v")) -> li
             "a line), or a folder of images with a .txt for each"
         )
     if not path.is_file():
-        raise UserError(f"{path}: no such prompt file; check data.prompts and data.eval_prompts")
+        where = "" if path.is_absolute() else f" in the working directory {Path.cwd()}"
+        raise UserError(
+            f"{path}: no such prompt file{where}; check data.prompts and data.eval_prompts"
+        )
     lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
     if not lines:
         raise UserError(f"{path}: the prompt file is empty; write one prompt a line")

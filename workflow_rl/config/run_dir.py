@@ -7,6 +7,7 @@ with that process.
 
 import fcntl
 import json
+import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -37,11 +38,11 @@ def check_new_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
     Raises
     ------
     UserError
-        If the directory is in use, holds an earlier run, or holds anything else.
+        If the directory is in use, holds an earlier run, holds anything else, or lies below what
+        is no directory that this user may write to.
     """
     run_dir = config.output_dir
-    if run_dir.exists() and not run_dir.is_dir():
-        raise UserError(f"output_dir {run_dir} is a file; give a directory")
+    _check_can_be_made(run_dir)
     if not run_dir.exists() or not any(run_dir.iterdir()):
         return
     if not (run_dir / RUN_FILE).is_file():
@@ -66,26 +67,46 @@ def check_new_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
     )
 
 
+def _check_can_be_made(run_dir: Path) -> None:
+    """Raise a UserError unless ``run_dir`` is a directory, or this user can make it one."""
+    nearest = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UserError(
+            f"output_dir {run_dir} is a file; give a directory"
+            if nearest == run_dir
+            else f"output_dir {run_dir} lies below the file {nearest}; give another"
+        )
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(
+            f"output_dir {run_dir} cannot be written: no permission for {nearest}; give another"
+        )
+
+
 def create_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
     """Make the run directory and write ``config.yaml`` and ``run.json`` into it.
 
     Raises
     ------
     UserError
-        As `check_new_run_dir`.
+        As `check_new_run_dir`, or if the system refuses to write there.
     """
     check_new_run_dir(config, overwrite=overwrite)
     run_dir = config.output_dir
-    if (run_dir / RUN_FILE).is_file():
-        shutil.rmtree(run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
     identity = {
         "fingerprint": config.fingerprint(),
         "versions": installed_versions(),
         "models": hub_models(config),
     }
-    (run_dir / RUN_FILE).write_text(json.dumps(identity) + "\n", encoding="utf-8")
-    (run_dir / CONFIG_FILE).write_text(config.dump_yaml(), encoding="utf-8")
+    try:
+        if (run_dir / RUN_FILE).is_file():
+            shutil.rmtree(run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / RUN_FILE).write_text(json.dumps(identity) + "\n", encoding="utf-8")
+        (run_dir / CONFIG_FILE).write_text(config.dump_yaml(), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"output_dir {run_dir} cannot be written ({error.strerror}); give another"
+        ) from None
 
 
 def installed_versions() -> dict[str, str]:
