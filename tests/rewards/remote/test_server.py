@@ -1,0 +1,164 @@
+"""The HTTP interface: what is refused, with what status, and what is counted."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from tests.rewards.remote.conftest import Videos
+from tests.rewards.remote.test_queue import WAIT_S, Gated
+from workflow_rl.rewards.base import score_safely
+from workflow_rl.rewards.registry import RewardTerm
+from workflow_rl.rewards.remote.client import ServerReward
+from workflow_rl.rewards.remote.protocol import encode_request, to_json
+from workflow_rl.rewards.remote.server import RewardService, ServerSettings, build_app, listen
+
+SETTINGS = ServerSettings(batch_size=4, wait_s=0.0, capacity=4, max_body=200_000)
+
+
+class Served:
+    """A service behind a socket, in a thread."""
+
+    def __init__(self, reward: Gated) -> None:
+        term = RewardTerm(reward, weight=1.0, on=None, timeout_s=None)
+        service = RewardService({"gated": term}, {"gated": {}}, SETTINGS)
+        address = listen("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{address.getsockname()[1]}"
+        config = uvicorn.Config(build_app(service), log_level="critical")
+        self.server = uvicorn.Server(config)
+        options = {"sockets": [address]}
+        self.thread = threading.Thread(target=self.server.run, kwargs=options, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+
+    def metric(self, client: httpx.Client, line: str) -> float:
+        """The value of one line of ``/metrics``."""
+        found = [t for t in client.get("/metrics").text.splitlines() if t.startswith(line + " ")]
+        return float(found[0].rpartition(" ")[2]) if found else 0.0
+
+
+@pytest.fixture
+def reward() -> Iterator[Gated]:
+    made = Gated()
+    yield made
+    made.gate.set()
+
+
+@pytest.fixture
+def served(reward: Gated) -> Iterator[Served]:
+    made = Served(reward)
+    yield made
+    reward.gate.set()
+    made.server.should_exit = True
+    made.thread.join(WAIT_S)
+
+
+@pytest.fixture
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=WAIT_S) as client:
+        yield client
+
+
+def _wait_for_metric(served: Served, http: httpx.Client, line: str, value: float) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while served.metric(http, line) != value and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert served.metric(http, line) == value
+
+
+MALFORMED: list[dict[str, Any]] = [
+    {"protocol": 2},
+    {"reward": 7},
+    {"media_kind": "sound"},
+    {"fps": -1},
+    {"fps": True},
+    {"samples": []},
+    {"samples": [{"id": "a", "prompt": "p", "media": {"format": "png", "data": ["!"]}}]},
+    {"samples": [{"id": "a", "prompt": "p", "media": {"format": "png", "data": ["aaaa"]}}]},
+    {"samples": [{"id": "a", "prompt": "p", "media": {"format": "mp4", "data": ["aaaa"]}}]},
+    {"samples": [{"id": "a", "prompt": "p", "media": {"format": "gif", "data": ["aaaa"]}}]},
+    {
+        "samples": [
+            {
+                "id": "a",
+                "prompt": "p",
+                "media": {"format": "float32", "data": ["AAAA"], "shape": [3, 1, 10**9, 10**9]},
+            }
+        ]
+    },
+]
+
+
+def test_a_request_that_breaks_the_protocol_is_refused_with_400(
+    http: httpx.Client, served: Served, videos: Videos
+) -> None:
+    good = encode_request(videos(1), "gated", "png")
+    for change in MALFORMED:
+        answer = http.post("/score", json=good | change)
+        assert answer.status_code == 400, change
+        assert answer.json()["error"]
+    for body in (b"", b"\x80\x04N.", b"[1]", b"[" * 100_000):
+        assert http.post("/score", content=body).status_code == 400
+    twice = good | {"samples": good["samples"] * 2}
+    assert "one id" in http.post("/score", json=twice).json()["error"]
+    refused = 'reward_server_failures_total{cause="malformed",reward=""}'
+    assert served.metric(http, refused) == len(MALFORMED) + 5
+
+
+def test_a_body_that_is_too_large_is_refused_with_413(http: httpx.Client) -> None:
+    """Also one that does not say its length."""
+    assert http.post("/score", content=b" " * 200_001).status_code == 413
+    chunks = (b" " * 10_000 for _ in range(21))
+    assert http.post("/score", content=chunks).status_code == 413
+
+
+def test_a_full_queue_answers_503_and_when_to_come_again(
+    http: httpx.Client, served: Served, reward: Gated, videos: Videos
+) -> None:
+    client = ServerReward(served.url, name="gated", media_kind="video", batch_size=4)
+    client.load()
+    futures = [client.submit(videos(4))]
+    assert reward.entered.acquire(timeout=WAIT_S)
+    futures.append(client.submit(videos(4)))
+    waiting = 'reward_server_queue_samples{reward="gated"}'
+    _wait_for_metric(served, http, waiting, 4.0)
+    answer = http.post("/score", content=to_json(encode_request(videos(1), "gated", "png")))
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    reward.gate.set()
+    assert all(future.result(WAIT_S).failures == {} for future in futures)
+
+
+def test_a_client_that_comes_too_early_is_served_when_there_is_room(
+    http: httpx.Client, served: Served, reward: Gated, videos: Videos
+) -> None:
+    """More than the queue holds gets through, by repeats alone."""
+    threading.Timer(0.3, reward.gate.set).start()
+    client = ServerReward(served.url, name="gated", media_kind="video", batch_size=4, in_flight=8)
+    assert score_safely(client, videos(32)).failures == {}
+    assert served.metric(http, 'reward_server_samples_total{reward="gated"}') == 32
+    assert served.metric(http, 'reward_server_requests_total{reward="gated",status="503"}') > 0
+
+
+def test_what_a_client_that_left_asked_for_is_not_scored(
+    http: httpx.Client, served: Served, reward: Gated, videos: Videos
+) -> None:
+    client = ServerReward(served.url, name="gated", media_kind="video", batch_size=4)
+    client.load()
+    busy = client.submit(videos(1))
+    assert reward.entered.acquire(timeout=WAIT_S)
+    gone = client.submit(videos(3))
+    waiting = 'reward_server_queue_samples{reward="gated"}'
+    _wait_for_metric(served, http, waiting, 3.0)
+    gone.cancel()
+    left = 'reward_server_failures_total{cause="client gone",reward="gated"}'
+    _wait_for_metric(served, http, left, 1.0)
+    reward.gate.set()
+    assert busy.result(WAIT_S).failures == {}
+    _wait_for_metric(served, http, waiting, 0.0)
+    assert [len(call) for call in reward.calls] == [1]
