@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,21 @@ def test_differences_are_to_the_baseline_wherever_it_stands() -> None:
         assert comparison.against[1 - place] is None
         pair = against.measures["m"]
         assert (pair.difference.mean, pair.win_rate) == (1, 1)
+
+
+def test_one_seed_has_no_diversity(tmp_path: Path) -> None:
+    prompts = list("abcdef")
+    apart = distances([torch.zeros(1)] * 6, prompts)
+    few = [replace(_candidate(name, {"m": START}), distances=apart) for name in ("one", "two")]
+    settings = {"prompts_file": "prompts.txt", "left_out": 0}
+    alone = compare(few, prompts, [0] * 6, {"m": "m"}, samples=10, settings=settings)
+    assert [view.title for view in views(alone)] == [
+        "means",
+        "two against one: rewards",
+    ]
+    for page in write_comparison(alone, tmp_path)[1:]:
+        assert "<b>diversity" not in page.read_text()
+        assert "0 of 6" not in page.read_text()
 
 
 def test_samples_of_other_sizes_are_told() -> None:

@@ -95,6 +95,11 @@ class Comparison:
         """Names of the measures, in the order of the rewards."""
         return list(self.sources)
 
+    @property
+    def several_seeds(self) -> bool:
+        """Whether a prompt has more than one sample, without which nothing is diverse."""
+        return len(set(self.prompts)) < len(self.prompts)
+
     def trained(self, index: int, measure: str) -> bool | None:
         """Whether a candidate was trained on what a measure comes from; None: not known."""
         names = self.candidates[index].trained_on

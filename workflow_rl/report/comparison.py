@@ -101,15 +101,10 @@ def views(comparison: Comparison) -> list[View]:
         for title, note, names in _sections(comparison, index):
             pairs = {name: against.measures[name] for name in names}
             result.append(_pairs_view(comparison, index, title, note, pairs))
-        result.append(
-            _pairs_view(
-                comparison,
-                index,
-                "diversity",
-                "how far apart the samples of one prompt are, seed from seed; pairs are prompts",
-                {DIVERSITY: against.diversity},
-            )
-        )
+        if comparison.several_seeds:
+            note = "how far apart the samples of one prompt are, seed from seed; pairs are prompts"
+            diversity = {DIVERSITY: against.diversity}
+            result.append(_pairs_view(comparison, index, DIVERSITY, note, diversity))
     return result
 
 
@@ -138,7 +133,8 @@ def _means(comparison: Comparison) -> View:
             for means, mark in zip(comparison.means, marks, strict=True)
         ]
         rows.append([name, *cells])
-    rows.append([DIVERSITY, *(with_interval(interval) for interval in comparison.diversity)])
+    if comparison.several_seeds:
+        rows.append([DIVERSITY, *(with_interval(interval) for interval in comparison.diversity)])
     note = f"with {_level(comparison)}; * was trained on this reward"
     heads = ["", *(candidate.label for candidate in comparison.candidates)]
     return View("means", note, heads, rows, Markup(""))
@@ -300,7 +296,8 @@ def _mean_charts(comparison: Comparison) -> dict[str, Markup]:
     for name in comparison.measures:
         intervals = [means[name] for means in comparison.means]
         charts[name] = _means_chart(labels, intervals)
-    charts[DIVERSITY] = _means_chart(labels, comparison.diversity)
+    if comparison.several_seeds:
+        charts[DIVERSITY] = _means_chart(labels, comparison.diversity)
     return charts
 
 
