@@ -138,13 +138,14 @@ def write_mp4(path: Path, video_CTHW: Tensor, fps: float, *, min_side: int = MIN
     return path
 
 
-def read_mp4(path: Path) -> Tensor:
+def read_mp4(path: Path, *, max_values: float = math.inf) -> Tensor:
     """Read a video file as float32 ``[3, T, H, W]`` in [0, 1], at the size it was written.
 
     Raises
     ------
     UserError
-        When the file is missing or no video with a frame.
+        When the file is missing or no video with a frame, or has more than ``max_values`` numbers
+        once decoded: a small file can hold a huge video.
     """
     import av
     import torch
@@ -152,7 +153,13 @@ def read_mp4(path: Path) -> Tensor:
     with _readable(path, "video", "an MP4"):
         # FFmpeg's errors are ValueError or OSError; without a video stream it is an IndexError.
         with av.open(path) as container:
-            frames_THWC = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+            frames_THWC: list[npt.NDArray[np.uint8]] = []
+            values = 0
+            for frame in container.decode(video=0):
+                values += 3 * frame.width * frame.height
+                if values > max_values:
+                    raise ValueError(f"it has more than {max_values:g} numbers")
+                frames_THWC.append(frame.to_ndarray(format="rgb24"))
         if not frames_THWC:
             raise ValueError("it has no frame")
     return torch.from_numpy(np.stack(frames_THWC)).permute(3, 0, 1, 2).float() / 255

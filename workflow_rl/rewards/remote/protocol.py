@@ -33,7 +33,7 @@ PROTOCOL = 1
 MediaFormat = Literal["png", "mp4", "float32"]
 DEFAULT_FPS = 8.0
 """Rate of an MP4 whose batch names none; the batch's own, not the file's, is what a reward sees."""
-MAX_VALUES = 2**31
+MAX_VALUES = 2**30
 """Numbers that one sample's media may hold once decoded: a small file can be a huge video."""
 MAX_REASON = 300
 LENGTH = struct.Struct("<Q")
@@ -252,9 +252,9 @@ def _read_mp4(data: bytes) -> Tensor:
         path = Path(folder) / "video.mp4"
         path.write_bytes(data)
         try:
-            return read_mp4(path)
+            return read_mp4(path, max_values=MAX_VALUES)
         except UserError:
-            raise ProtocolError("data is no whole MP4") from None
+            raise ProtocolError("data is no whole MP4, or too large once decoded") from None
 
 
 def encode_results(batch: RewardBatch, scores: RewardScores) -> dict[str, Any]:
