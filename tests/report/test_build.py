@@ -79,7 +79,7 @@ def test_the_header_says_what_happened(page: Page) -> None:
     assert "The mean reward rose: 0.1" in page.text
     assert "4 samples of 2 prompts" in page.text
     assert "95 % interval +0." in page.text
-    assert "64" in page.text  # 4 iterations x 4 prompts x 2 images x 2 videos
+    assert "64 samples in 4 iterations" in page.text  # x 4 prompts x 2 images x 2 videos
 
 
 def test_every_part_is_there(page: Page) -> None:

@@ -112,7 +112,9 @@ def _sections(run: RunData, embed: Embedder) -> dict[str, Any]:
         "stages": training.stage_charts(run),
         "variance_charts": training.variance_charts(run),
         "failures": failures.failures(run),
-        "failure_causes": failures.failure_causes(run),
+        "failure_causes": [
+            (cause, where, count) for where, cause, count in failures.failure_causes(run)
+        ],
         "other_metrics": training.other_metrics(run),
         "identity_text": yaml.safe_dump(dict(run.identity), sort_keys=False, allow_unicode=True),
     }

@@ -65,11 +65,9 @@ def tiles(run: RunData, comparison: PairedComparison | None, level: str) -> list
         shown.append(Tile("Guards with an alarm", f"{len(drifted)} of {len(run.guards)}", first))
     times = run.metrics.get("time/iteration", [])
     total = sum(t for t in times if math.isfinite(t))
-    each = f"{number(total / len(times))} s per iteration" if times else ""
-    shown += [
-        Tile("Training samples", f"{run.videos:,}", f"in {len(run.iterations)} iterations"),
-        Tile("Training time", duration(total), each),
-    ]
+    each = f", {number(total / len(times))} s each" if times else ""
+    made = f"{run.videos:,} samples in {len(run.iterations)} iterations{each}"
+    shown.append(Tile("Training time", duration(total), made))
     gates = [run.metrics.get(f"c2_max_log_ratio/{stage}", []) for stage in run.stages]
     largest = max((v for values in gates for v in values if math.isfinite(v)), default=math.nan)
     if math.isfinite(largest):
