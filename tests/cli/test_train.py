@@ -54,6 +54,19 @@ def test_stopped_run_says_how_to_go_on(
     assert "workflow-rl resume run" in result.stdout
 
 
+def test_run_stopped_at_once_says_how_to_go_on(
+    invoke: Invoke, workspace: Path, training: FakeTraining
+) -> None:
+    def interrupt(listener: object) -> None:
+        raise KeyboardInterrupt
+
+    training(interrupt)
+    result = invoke("train", "run.yaml")
+    assert result.exit_code == 130
+    assert "stopped at once; go on from the last checkpoint" in result.stdout
+    assert "workflow-rl resume run" in result.stdout
+
+
 def test_fault_found_while_loading_leaves_no_run(
     invoke: Invoke, workspace: Path, training: FakeTraining
 ) -> None:

@@ -28,12 +28,13 @@ def harmless_handlers() -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_asks(number: signal.Signals, harmless_handlers: list[int]) -> None:
-    with graceful_stop() as stop:
-        assert (stop.requested, stop.signal_name) == (False, None)
+    told: list[str] = []
+    with graceful_stop(told.append) as stop:
+        assert (stop.requested, stop.signal_name, told) == (False, None, [])
         send(number)
-        assert (stop.requested, stop.signal_name) == (True, number.name)
+        assert (stop.requested, stop.signal_name, told) == (True, number.name, [number.name])
         send(signal.SIGTERM)
-        assert stop.signal_name == number.name
+        assert (stop.signal_name, told) == (number.name, [number.name])
     assert harmless_handlers == []
 
 

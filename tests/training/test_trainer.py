@@ -84,6 +84,10 @@ class _StopAfter(SilentListener):
     def __init__(self, number: int) -> None:
         self.number = number
         self.steps: set[tuple[str, int, int]] = set()
+        self.messages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
 
     def progress(self, stage: str, event: ProgressEvent) -> None:
         self.steps.add((stage, event.step, event.num_steps))
@@ -148,7 +152,9 @@ def test_a_stopped_run_resumes_to_the_same_bytes(
     listener = _StopAfter(3)
     assert _run(config, listener) == 3
     assert listener.steps == {(s, n, 3) for s in ("t2i", "i2v") for n in (1, 2, 3)}
-    assert train(config, resume=True) is None
+    assert "SIGTERM: the run stops after this iteration" in listener.messages[-1]
+    assert train(config, resume=True, listener=listener) is None
+    assert "going on after iteration 3" in listener.messages[-1]
     _assert_same_run(config, whole_run)
 
 
@@ -234,7 +240,9 @@ def _assert_same_run(config: RunConfig, whole: RunConfig) -> None:
 
 def test_resume_of_a_finished_run_changes_nothing(whole_run: RunConfig) -> None:
     before = (whole_run.output_dir / "metrics.jsonl").read_bytes()
-    assert train(whole_run, resume=True) is None
+    listener = _StopAfter(0)
+    assert train(whole_run, resume=True, listener=listener) is None
+    assert f"all {ITERATIONS} iterations were done" in listener.messages[-1]
     assert (whole_run.output_dir / "metrics.jsonl").read_bytes() == before
 
 

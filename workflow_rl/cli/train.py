@@ -103,7 +103,14 @@ def _train(config: RunConfig, *, resume: bool) -> None:
 
     run_dir = config.output_dir
     with showing(run_dir) as listener:
-        stopped_after = run_training(config, resume=resume, listener=listener)
+        try:
+            stopped_after = run_training(config, resume=resume, listener=listener)
+        except KeyboardInterrupt:
+            listener.message(
+                "stopped at once; go on from the last checkpoint, or from the start where there is "
+                f"none yet, with: workflow-rl resume {run_dir}"
+            )
+            raise typer.Exit(STOPPED_EXIT_CODE) from None
         if stopped_after is None:
             listener.message(f"trained; next: workflow-rl report {run_dir}")
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -19,12 +19,19 @@ class StopRequest:
 
 
 @contextmanager
-def graceful_stop() -> Iterator[StopRequest]:
+def graceful_stop(
+    on_request: Callable[[str], None] = lambda signal_name: None,
+) -> Iterator[StopRequest]:
     """Turn the first SIGTERM or SIGINT (Ctrl-C) into a request to stop.
 
     A SIGINT after that raises `KeyboardInterrupt`, for who cannot wait. The previous handlers
     come back on exit. Python delivers signals to the main thread only: in any other this changes
     nothing and the request is never set.
+
+    Parameters
+    ----------
+    on_request
+        Is told the name of the signal that asked, at once and in the main thread.
 
     Yields
     ------
@@ -42,6 +49,7 @@ def graceful_stop() -> Iterator[StopRequest]:
         if not stop.requested:
             stop.requested = True
             stop.signal_name = signal.Signals(number).name
+            on_request(stop.signal_name)
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

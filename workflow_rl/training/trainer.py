@@ -121,7 +121,15 @@ class Run:
             drifted = self.guards.stop_reason()
             if drifted is not None:
                 raise GuardError(drifted)
-            self.listener.message(f"going on after iteration {start} (from {path})")
+            is_complete = start == self.config.training.iterations
+            how = (
+                f"all {start} iterations were done"
+                if is_complete
+                else f"going on after iteration {start}"
+            )
+            self.listener.message(f"{how} (from {path})")
+        else:
+            self.listener.message(f"no whole checkpoint in {root}: beginning anew")
         self.evaluations.truncate_after(-1 if path is None else start)
         self.guards.alarms.truncate_after(start - 1)
         return start
@@ -253,7 +261,14 @@ def train(
     listener = listener or SilentListener()
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
-    with locked_run_dir(config.output_dir), graceful_stop() as stop:
+
+    def say_so(signal_name: str) -> None:
+        listener.message(
+            f"{signal_name}: the run stops after this iteration, with a checkpoint; "
+            "Ctrl-C once more stops it now, without one"
+        )
+
+    with locked_run_dir(config.output_dir), graceful_stop(say_so) as stop:
         run = Run(config, listener)
         start = run.restore() if resume else 0
         for policy in run.method.policies:
