@@ -184,4 +184,5 @@ def sample(
         "reward": reward,
         "advantage": advantage,
         "failed": None,
+        "components": {"travel": 2.0, "looks": reward},
     }

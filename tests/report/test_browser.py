@@ -63,6 +63,10 @@ page.onload = () => {
   told.images = [visible("t2i"), visible("i2v")];
   set("stage", "i2v");
   told.videos = [visible("t2i"), visible("i2v")];
+  set("stage", "");
+  set("reward", "travel");
+  const first = inner.querySelector(".group:not([hidden])");
+  told.rewards = [...new Set([...first.querySelectorAll(".reward")].map((e) => e.textContent))];
   told.unnamed = [...elements].filter((e) => !e.labels?.length && !e.textContent.trim()
     && e.tagName !== "OUTPUT").length;
   document.getElementById("told").textContent = JSON.stringify(told);
@@ -112,6 +116,7 @@ def test_the_page_fits_and_its_filters_change_what_is_shown(tmp_path: Path, widt
     assert len(told["all"]) == 4
     assert [kind for _, kind in told["best"]] == ["best", "best"]
     assert (told["failures"], told["prompt"], told["range"]) == (4, 2, 0)
+    assert told["rewards"] == ["2.00"]  # of the samples, the sentences and the heading
     assert told["old"] == [2, 2, 4, 4]
     images, videos = 4 * 3, 4 * 9
     assert told["pictures"] == [images, videos]

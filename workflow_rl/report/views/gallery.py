@@ -22,7 +22,8 @@ class NodeView:
     """One sample; ``children`` are sorted by advantage, the highest first.
 
     ``shade`` is the advantage on the page's scale, from -`STEPS` to `STEPS`. ``rewards`` are the
-    total and each reward apart.
+    total (the weighted sum; for an inner sample the mean over what was made from it) and each
+    reward apart.
     """
 
     name: str
@@ -33,11 +34,6 @@ class NodeView:
     rewards: dict[str, str]
     failed: str | None
     children: list[NodeView]
-
-    @property
-    def reward(self) -> str:
-        """The weighted sum, for an inner sample the mean over what was made from it."""
-        return self.rewards[TOTAL]
 
 
 @dataclass(frozen=True)
@@ -61,10 +57,12 @@ class GroupView:
     least: NodeView | None
 
     @property
-    def reward(self) -> str:
-        """The mean reward."""
-        value = self.rewards[TOTAL]
-        return number(math.nan if value is None else value)
+    def texts(self) -> dict[str, str]:
+        """The mean of every reward, as the page writes it."""
+        return {
+            name: number(math.nan if value is None else value)
+            for name, value in self.rewards.items()
+        }
 
 
 @dataclass(frozen=True)
