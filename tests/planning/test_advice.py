@@ -45,7 +45,7 @@ def _count(planner: Planner, overrides: tuple[str, ...]) -> tuple[RunConfig, Run
     ("overrides", "goal", "key"),
     [
         ((), 0.95, "stages.i2v.memory.gradient_checkpointing"),
-        ((*CHECKPOINTED, "stages.i2v.rollout_batch_size=32"), 0.8, "stages.i2v.micro_batch_size"),
+        ((*CHECKPOINTED, "stages.i2v.micro_batch_size=32"), 0.8, "stages.i2v.micro_batch_size"),
         ((*HELD, "evaluation.batch_size=8"), 0.9, "evaluation.batch_size"),
         (HELD, 0.9, "training.swap_stages"),
         ((*HELD, "training.swap_stages=true"), 0.9, "stages.t2i.lora.rank"),

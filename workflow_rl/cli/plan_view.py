@@ -14,6 +14,9 @@ from workflow_rl.planning.memory import StageMemory
 from workflow_rl.planning.run import GIGABYTE, RunNumbers
 from workflow_rl.planning.stage import StageNumbers
 
+FLOPS_ROWS = {"image": "CLIP of the image", "encode": "VAE encode", "decode": "VAE decode"}
+"""Titles of causes of FLOPs that their names don't tell."""
+
 MEMORY_ROWS = (
     ("optimizer", "optimizer (AdamW moments)"),
     ("masters", "float32 copies of 16-bit weights"),
@@ -26,7 +29,7 @@ MEMORY_ROWS = (
     ("decode", "VAE decode"),
     ("encode", "VAE encode"),
     ("embeddings", "cached embeddings"),
-    ("dropped", "text encoders, dropped at start"),
+    ("dropped", "text encoders, until dropped"),
     ("trajectories", "trajectories (CPU)"),
     ("media", "media (CPU)"),
 )
@@ -69,7 +72,7 @@ def _memory_table(stages: Sequence[StageNumbers]) -> Table:
         if any(values):
             table.add_row(title, *map(_gb, values))
     table.add_section()
-    table.add_row("held from iteration to iteration", *(_gb(s.memory.resident) for s in stages))
+    table.add_row("held between iterations", *(_gb(s.memory.resident) for s in stages))
     table.add_row("peak of the stage alone", *(_peak_text(s.memory) for s in stages))
     return table
 
@@ -88,7 +91,9 @@ def _flops_table(stages: Sequence[StageNumbers]) -> Table:
     for cause in stages[0].flops:
         values = [stage.flops[cause] for stage in stages]
         if any(values):
-            table.add_row(cause, *(f"{value / 1e12:,.1f}" for value in values))
+            table.add_row(
+                FLOPS_ROWS.get(cause, cause), *(f"{value / 1e12:,.1f}" for value in values)
+            )
     table.add_row("sum", *(f"{s.total_flops / 1e12:,.1f}" for s in stages))
     return table
 
