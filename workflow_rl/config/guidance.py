@@ -72,12 +72,17 @@ def check_stage_guidance(
             f"{where}.guidance_scale_2 needs a model of two experts and classifier-free guidance; "
             "leave it out"
         )
+    if not (shapes_cfg and mode == GuidanceMode.CFG):
+        _refuse_shaping(where, stage)
+
+
+def _refuse_shaping(where: str, stage: StageConfig) -> None:
     given = {
         "cfg_normalization": stage.cfg_normalization,
         "cfg_truncation": stage.cfg_truncation,
     }
     for name, value in given.items():
-        if value is not None and not (shapes_cfg and mode == GuidanceMode.CFG):
+        if value is not None:
             raise UserError(
                 f"{where}.{name} needs a Z-Image model and classifier-free guidance; leave it out"
             )
