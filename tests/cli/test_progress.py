@@ -90,7 +90,7 @@ def test_evaluation_leaves_failed_samples_out_and_counts_them(tmp_path: Path) ->
     with showing(tmp_path, Console(file=stream, width=200)) as listener:
         listener.evaluation(20, evaluation)
     assert stream.getvalue() == (
-        "evaluation after 20 iterations: reward 0.7500 over 3 samples, 1 failed\n"
+        "evaluation after 20 iterations: reward 0.7500 over 3 samples, 1 failed (timeout)\n"
     )
 
 

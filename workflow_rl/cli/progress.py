@@ -77,7 +77,10 @@ class ConsoleListener:
     def evaluation(self, number: int, evaluation: "Evaluation") -> None:
         """Show the mean reward of an evaluation after ``number`` iterations."""
         count = len(evaluation.scores)
-        failed = f", {len(evaluation.failures)} failed" if evaluation.failures else ""
+        failed = ""
+        if evaluation.failures:
+            first = " ".join(next(iter(evaluation.failures.values())).split())
+            failed = f", {len(evaluation.failures)} failed ({first})"
         mean = float(evaluation.scores.nanmean())
         self.message(
             f"evaluation after {number} iterations: reward {mean:.4f} over {count} samples{failed}"
