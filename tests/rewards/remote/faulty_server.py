@@ -17,6 +17,7 @@ from workflow_rl.rewards.remote.protocol import PROTOCOL, decode_request
 Results = list[dict[str, Any]]
 Reply = Callable[[Results], object]
 HALF = b"half"
+DRIP = b"drip" * 5
 HANG_S = 30.0
 
 
@@ -48,7 +49,7 @@ class FaultyServer:
     """Scores samples by :func:`mean_of`.
 
     ``reply`` makes of the proper results what is sent: an int is a status, bytes a body, a list
-    the results; ``HALF`` closes half-way.
+    the results; ``HALF`` closes half-way, ``DRIP`` comes a byte at a time.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -93,7 +94,9 @@ class FaultyServer:
                 self.send_header("Content-Length", str(len(body) + 9 * (answer == HALF)))
                 self.end_headers()
                 try:
-                    self.wfile.write(body)
+                    for part in [DRIP[i : i + 1] for i in range(20)] if answer == DRIP else [body]:
+                        self.wfile.write(part)
+                        time.sleep(0.1 if answer == DRIP else 0)
                 except OSError:  # the client gave up
                     self.close_connection = True
 

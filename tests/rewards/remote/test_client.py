@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.rewards.remote.conftest import Videos
-from tests.rewards.remote.faulty_server import HALF, FaultyServer, Results, free_port, mean_of
+from tests.rewards.remote.faulty_server import DRIP, HALF, FaultyServer, Results, free_port, mean_of
 from workflow_rl.errors import UserError
 from workflow_rl.rewards.base import RewardBatch, score_safely
 from workflow_rl.rewards.remote import client
@@ -142,6 +142,14 @@ def test_a_server_that_hangs_fails_in_the_time_of_a_request(
     server.reply = server.hang
     result = score_safely(server.reward(request_timeout_s=0.2), videos(2))
     assert set(result.failures.values()) == {"no answer from the server within 0.2 s"}
+
+
+def test_an_answer_that_comes_a_byte_at_a_time_has_no_longer(
+    server: FaultyServer, videos: Videos
+) -> None:
+    server.reply = lambda results: DRIP
+    result = score_safely(server.reward(request_timeout_s=0.4), videos(1))
+    assert result.failures == {0: "no answer from the server within 0.4 s"}
 
 
 def test_a_server_that_hangs_fails_in_the_time_of_the_term(
