@@ -82,6 +82,8 @@ def test_text_longer_than_the_family_takes(tmp_path: Path) -> None:
     later = _ltx_folder(tmp_path / "later", "LTXConditionPipeline")
     stage = StageConfig(task="i2v", max_sequence_length=256)
     assert check_model_folder(later, "k", stage).max_text_tokens == 256
+    wan = _folder(tmp_path / "wan", WAN)
+    assert "wan takes at most 512 text tokens" in _check(wan, task="i2v", max_sequence_length=513)
 
 
 def test_frame_rate_is_for_models_that_are_told_it(tmp_path: Path) -> None:

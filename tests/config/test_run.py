@@ -126,7 +126,6 @@ def test_reward_keys_are_those_of_the_registry() -> None:
         ("stages={prompt: {task: t2i}}", "cannot be called 'prompt'"),
         ("stages={a: {task: i2v}, b: {task: t2i}}", "stage 'b' .t2i. comes after stage 'a'"),
         ("stages={t2i: {task: t2i, samples: 1}}", "stages.t2i.samples is 1, but credit.rule"),
-        ("stages.i2v.max_sequence_length=513", "less than or equal to 512"),
     ],
 )
 def test_what_would_fail_later_is_refused(load_with: LoadWith, override: str, message: str) -> None:

@@ -18,8 +18,10 @@ from tests.training.conftest import PROMPTS
 from workflow_rl.card import ModelCard
 from workflow_rl.config import RunConfig, load_config
 from workflow_rl.config.run_dir import create_run_dir
-from workflow_rl.errors import UserError
+from workflow_rl.errors import UserError, WorkflowRLError
 from workflow_rl.evaluation.chain import Evaluation
+from workflow_rl.rewards.base import RewardBatch, RewardScores
+from workflow_rl.rewards.frame_change import FrameChange
 from workflow_rl.runtime.driver import ProgressEvent
 from workflow_rl.serving.chain import load_chain, publish_run
 from workflow_rl.serving.evaluate import evaluate_run
@@ -283,3 +285,34 @@ def test_a_role_that_the_run_does_not_keep_is_refused(whole_run: RunConfig) -> N
     chain = load_chain(whole_run.workflow, whole_run.stages)
     with pytest.raises(UserError, match="keeps no ema weights of stage 'i2v'"):
         publish_run(chain, whole_run.output_dir, WeightRole.EMA, pytest.fail)
+
+
+class _BreakReward(SilentListener):
+    """Has the reward raise in the iterations after which so many are done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, broken: set[int]) -> None:
+        self.done = 0
+        self.broken = broken
+        monkeypatch.setattr(FrameChange, "__call__", self.score)
+
+    def score(self, batch: RewardBatch) -> RewardScores:
+        if self.done in self.broken:
+            raise RuntimeError("no such key")
+        return RewardScores(batch.media.flatten(1).mean(1))
+
+    def iteration(self, number: int, total: int, metrics: dict[str, float]) -> None:
+        self.done = number
+
+
+def test_iterations_without_a_score_end_the_run_until_the_reward_is_mended(
+    tmp_path: Path, cards: tuple[ModelCard, ModelCard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only those in a row count, and the run that is resumed has its patience back."""
+    config = _config(tmp_path, cards, "training.max_unscored_iterations=2", "evaluation.every=0")
+    listener = _BreakReward(monkeypatch, broken={0, 2, 3})
+    with pytest.raises(WorkflowRLError, match=r"in 2 iterations in a row .*no such key.*: mend"):
+        _run(config, listener)
+    assert listener.done == len(_timeless(tmp_path / "run" / "metrics.jsonl")) == 4
+    listener.done, listener.broken = 2, {2}
+    assert train(config, resume=True, listener=listener) is None
+    assert listener.done == ITERATIONS

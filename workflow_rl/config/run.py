@@ -141,6 +141,12 @@ class TrainingConfig(ConfigModel):
     max_skipped_updates: int = Field(
         10, ge=1, description="Non-finite updates in a row after which the run ends."
     )
+    max_unscored_iterations: int = Field(
+        3,
+        ge=1,
+        description="Iterations in a row without a single score, every reward having failed, "
+        "after which the run ends.",
+    )
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="Checkpoints.")
     swap_stages: bool = Field(
         False,

@@ -182,7 +182,9 @@ class StageConfig(ConfigModel):
         "the family's rate.",
     )
     max_sequence_length: int | None = Field(
-        None, ge=1, le=512, description="Text tokens; null is the tokenizer's limit, at most 512."
+        None,
+        ge=1,
+        description="Text tokens, at most the family's limit; null is what it usually takes.",
     )
     train_modules: tuple[str, ...] = Field(
         (),

@@ -76,10 +76,11 @@ class PythonCallable:
 
     def __init__(self, path: str, args: Mapping[str, object] | None = None) -> None:
         function = import_dotted(path)
-        if not callable(function):
+        if not callable(function) or inspect.isclass(function):
+            kind = "class" if inspect.isclass(function) else f"value of {type(function).__name__}"
             raise UserError(
-                f"reward callable {path!r} is a {type(function).__name__}: name a function of "
-                f"(videos, prompts, sample_ids)"
+                f"reward callable {path!r} is a {kind}: name a function of "
+                f"(videos, prompts, sample_ids), or an object that is called so"
             )
         self.name = path.replace(":", ".")
         self.args = dict(args or {})

@@ -14,6 +14,7 @@ import torch
 
 from workflow_rl.config import RunConfig, load_prompts
 from workflow_rl.config.run_dir import locked_run_dir
+from workflow_rl.errors import WorkflowRLError
 from workflow_rl.evaluation.chain import Evaluation, evaluate_chain
 from workflow_rl.evaluation.media_files import LostMedia, write_first_samples
 from workflow_rl.rewards.failures import failure_causes
@@ -212,6 +213,12 @@ class Run:
             )
         return causes
 
+    def unscored(self) -> str | None:
+        """Return why no sample of the last iteration has a score, None where one has."""
+        if self.method.last is None or self.method.last.scores.total.isfinite().any():
+            return None
+        return next(iter(self.method.last.scores.failures.values()))
+
     def watch(self, iteration: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Measure the guards, tell the listener of those that drift; return their metrics."""
         outputs = () if self.method.last is None else self.method.last.outputs
@@ -296,6 +303,8 @@ def _iterate(
 ) -> int | None:
     config, method = run.config, run.method
     total = config.training.iterations
+    patience = config.training.max_unscored_iterations
+    left = patience
     if start == 0:
         run.evaluate(0)
     for iteration in range(start, total):
@@ -311,6 +320,10 @@ def _iterate(
         causes = {"reward_failure_causes": run.failures(done)}
         log.log(iteration, {**metrics, **lost.to_json(), **causes}, {"iteration": seconds})
         run.listener.iteration(done, total, metrics | {"time/iteration": seconds})
+        unscored = run.unscored()
+        left = patience if unscored is None else left - 1
+        if left == 0:
+            raise WorkflowRLError(_nothing_scored(patience, unscored))
         if is_due(done, total, config.evaluation.every):
             run.evaluate(done)
         drifted = run.guards.stop_reason()
@@ -322,6 +335,13 @@ def _iterate(
         if stopping:
             return done
     return None
+
+
+def _nothing_scored(iterations: int, reason: str | None) -> str:
+    return (
+        f"no sample had a score in {iterations} iterations in a row ({reason}): mend the reward "
+        "and resume, or raise training.max_unscored_iterations"
+    )
 
 
 def is_due(done: int, total: int, every: int) -> bool:
