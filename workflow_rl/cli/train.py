@@ -33,7 +33,12 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, load no model, write nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check configuration, prompts, model folders and rewards; load no model (nor ask "
+            "for its device), write nothing.",
+        ),
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier run in the run directory.")
