@@ -90,6 +90,8 @@ def test_the_plot_is_a_picture_of_its_own_with_a_line_per_variant(tmp_path: Path
     names = [e.text for e in root.iter(f"{SVG}text") if e.get("class", "").startswith("name")]
     assert len(lines) == len(names) == 4
     assert names == ["nested", "shared", "only_t2i", "only_i2v"]
+    said = [e.text or "" for e in root.iter(f"{SVG}text")]
+    assert any(text.startswith("Held-out reward. Mean over the seeds") for text in said)
 
 
 def test_the_same_runs_give_the_same_files(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from workflow_rl.training.iteration_log import strict_json
 COLOURS = ("#1f5fbf", "#b8500f", "#14743c", "#8b3fa8", "#8a6a00", "#0f7482")
 """Of the stand-alone plot; readable on white and on black."""
 LEGEND_ROW = 16
+TITLE_ROW = 16
 LETTER = 6
 """Width of a letter, about."""
 
@@ -126,7 +127,7 @@ def page(result: AblationResult, chart: Chart, name: str) -> str:
 
 
 def stand_alone(chart: Chart) -> str:
-    """Return a chart as an SVG file of its own, with its legend below."""
+    """Return a chart as an SVG file of its own, with its title above and its legend below."""
     colours = "".join(f".s{i} {{ --c: {colour}; }} " for i, colour in enumerate(COLOURS))
     style = (
         f"{colours} text {{ font: 11px sans-serif; fill: #777; }} .y-tick {{ text-anchor: end; }} "
@@ -135,11 +136,13 @@ def stand_alone(chart: Chart) -> str:
         ".band { fill: var(--c); opacity: 0.15; } .dot, .name { fill: var(--c); }"
     )
     legend, rows = _legend(chart.series)
-    height = HEIGHT + rows * LEGEND_ROW + LEGEND_ROW // 2
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="800">'
+    height = TITLE_ROW + HEIGHT + rows * LEGEND_ROW + LEGEND_ROW // 2
+    view = f"0 {-TITLE_ROW} {WIDTH} {height}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view}" width="800">'
+    title = Markup('<text x="4" y="0">{}. {}</text>').format(chart.title, chart.note)
     placed = Markup('<svg width="{}" height="{}" ').format(WIDTH, HEIGHT)
     inner = chart.svg.replace("<svg ", placed, 1)
-    return f"{head}<style>{style}</style>{inner}{legend}</svg>\n"
+    return f"{head}<style>{style}</style>{title}{inner}{legend}</svg>\n"
 
 
 def _legend(series: Sequence[Series]) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -214,6 +215,15 @@ class LoggingConfig(ConfigModel):
     rollouts: RolloutsConfig = Field(RolloutsConfig(), description="Samples kept to look at.")
 
 
+_NO_NUMBERS: Mapping[str, bool | set[str]] = {
+    "output_dir": True,
+    "logging": True,
+    "guards": True,
+    "training": {"max_unscored_iterations"},
+}
+"""What can differ between runs that give the same numbers."""
+
+
 class RunConfig(ConfigModel):
     """Everything that a run is told."""
 
@@ -305,14 +315,12 @@ class RunConfig(ConfigModel):
         return self
 
     def fingerprint(self, *, as_written: bool = False) -> str:
-        """Return a digest of what decides the run's numbers: all but output, logs and guards.
+        """Return a digest of what decides the run's numbers: not output, logs, guards, patience.
 
         ``as_written`` leaves out what the file does not say: of a file that a run wrote before a
         key was added, it is the fingerprint of that time.
         """
-        content = self.model_dump(
-            mode="json", exclude={"output_dir", "logging", "guards"}, exclude_unset=as_written
-        )
+        content = self.model_dump(mode="json", exclude=dict(_NO_NUMBERS), exclude_unset=as_written)
         content["stages"] = list(content["stages"].items())  # their order is part of the chain
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
