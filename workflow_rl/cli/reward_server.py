@@ -68,6 +68,6 @@ def reward_server(
     settings = ServerSettings(batch_size, wait_ms / 1000, queue, max_body_mb * 2**20)
     service = build_service(specs, settings)
     names = ", ".join(service.health()["rewards"])
-    typer.echo(f"ready: http://{host}:{address.getsockname()[1]} serves {names}")
-    serve(service, address)
+    ready = f"ready: http://{host}:{address.getsockname()[1]} serves {names}"
+    serve(service, address, on_ready=lambda: typer.echo(ready))
     typer.echo("stopped")

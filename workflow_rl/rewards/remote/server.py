@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -280,8 +280,11 @@ def listen(host: str, port: int) -> socket.socket:
     return address
 
 
-def serve(service: RewardService, address: socket.socket) -> None:
-    """Answer requests until SIGINT or SIGTERM; what is in progress has 10 s to be answered."""
+def serve(service: RewardService, address: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Answer requests until SIGINT or SIGTERM; what is in progress has 10 s to be answered.
+
+    ``on_ready`` is called when connections are no longer refused.
+    """
     config = uvicorn.Config(
         build_app(service),
         log_level="warning",
@@ -291,4 +294,6 @@ def serve(service: RewardService, address: socket.socket) -> None:
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn raises it again at its end
     with suppress(KeyboardInterrupt):
+        address.listen(config.backlog)
+        on_ready()
         uvicorn.Server(config).run(sockets=[address])
