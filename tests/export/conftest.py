@@ -1,4 +1,4 @@
-"""Runs on tiny FLUX and Wan checkpoints, with LoRA and with full weights."""
+"""Runs on a tiny checkpoint of every family, with LoRA and with full weights."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.models import (
     test_sd3,
     test_wan,
     test_wan22,
+    test_wan_ti2v,
     test_z_image,
 )
 from tests.models.contract import FamilyCase
@@ -33,11 +34,14 @@ CASES: dict[str, FamilyCase] = {
 OTHER_CASES: dict[str, FamilyCase] = {
     case.name: case
     for case in (
+        test_flux.TestFluxSchnell.case,
         test_flux2.TestFlux2KleinBase.case,
         test_sd3.TestSD35Medium.case,
         test_qwen_image.TestQwenImage.case,
         test_z_image.TestZImage.case,
         test_ltx.TestLTX.case,
+        test_ltx.TestLTXCondition.case,
+        test_wan_ti2v.TestWanTI2V.case,
     )
 }
 KINDS: dict[str, dict[str, Any]] = {

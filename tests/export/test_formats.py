@@ -99,11 +99,14 @@ def test_stock_makes_what_we_serve(
 
 
 @pytest.mark.parametrize("name", OTHER_CASES)
-@pytest.mark.parametrize(("kind", "form"), [("default lora", "lora"), ("full", "diffusers")])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [("default lora", "lora"), ("default lora", "merged"), ("full", "diffusers")],
+)
 def test_other_families(get_run: GetRun, tmp_path: Path, name: str, kind: str, form: str) -> None:
     run = get_run(name, kind)
     stock = run.made_by_stock(_load(run, _export(run, tmp_path / "out", form), form))
-    ours = run.made_by_us()
+    ours = _made_by_us(run, WeightRole.STUDENT)
     assert float((stock - ours).abs().max()) <= TOLERANCE
     assert float((run.made_by_base - ours).abs().max()) > 1e-3, "it trained nothing"
 
