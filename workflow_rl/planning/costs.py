@@ -14,6 +14,7 @@ from workflow_rl.enums import GuidanceMode
 from workflow_rl.planning.inputs import (
     TRANSFORMER_INPUTS,
     text_bytes,
+    vae_decode,
     vae_first_frames,
     vae_latents,
 )
@@ -98,9 +99,7 @@ class StageModel:
         latents = vae_latents(vae, self.size.of(batch))
         key = ("decode", batch, stage.memory.vae_slicing, stage.memory.vae_tiling)
         if key not in self._counted:
-            self._counted[key] = cost_without_grad(
-                lambda: vae.decode(latents, return_dict=False)[0]
-            )
+            self._counted[key] = cost_without_grad(lambda: vae_decode(vae, latents))
         return self._counted[key]
 
     def encode(self, batch: int, stage: StageConfig) -> Cost:

@@ -163,6 +163,18 @@ def vae_latents(vae: Any, size: Geometry) -> torch.Tensor:
     return _empty(size.batch, channels, frames, rows, columns, dtype=vae.dtype)
 
 
+def vae_decode(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """Return what ``vae`` makes of a batch of latents, decoded as the adapters do.
+
+    LTX's goes one sample at a time, with a timestep where it is conditioned on one.
+    """
+    if type(vae).__name__ != "AutoencoderKLLTXVideo":
+        whole: torch.Tensor = vae.decode(latents, return_dict=False)[0]
+        return whole
+    timestep = _empty(1, dtype=vae.dtype) if vae.config.timestep_conditioning else None
+    return torch.cat([vae.decode(row, timestep, return_dict=False)[0] for row in latents.split(1)])
+
+
 def vae_first_frames(vae: Any, size: Geometry) -> torch.Tensor:
     """Return what is encoded of first frames: the video they begin, or where it is time, they.
 
