@@ -14,7 +14,7 @@ from workflow_rl.training.expert_steps import untrained_experts
 from workflow_rl.training.policy import StagePolicy
 from workflow_rl.training.rollout import rollout_loop
 from workflow_rl.training.settings import OptimizerSettings, StageSettings
-from workflow_rl.training.update import StageUpdate, update_stage
+from workflow_rl.training.update import StageUpdate, TrainsNothingError, update_stage
 from workflow_rl.training.weight_sync import WeightRole
 from workflow_rl.workflow import StagePlan, WorkflowStage
 
@@ -119,6 +119,16 @@ def test_a_later_window_trains_the_other_expert() -> None:
     update, _ = _update(policy, (2,))
     assert update.applied
     assert _moved(before, _weights(policy, WeightRole.STUDENT)) == {"transformer_2"}
+
+
+def test_an_expert_that_trains_nothing_in_its_first_update_is_named() -> None:
+    """Its first update may come long after the other's."""
+    policy = _policy()
+    for parameter in policy.student.component("transformer_2").parameters():
+        parameter.register_hook(torch.zeros_like)
+    _update(policy, (0, 1))
+    with pytest.raises(TrainsNothingError, match="gave transformer_2 a gradient of 0"):
+        _update(policy, (2,))
 
 
 @pytest.mark.parametrize(

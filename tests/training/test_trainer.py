@@ -313,6 +313,6 @@ def test_iterations_without_a_score_end_the_run_until_the_reward_is_mended(
     with pytest.raises(WorkflowRLError, match=r"in 2 iterations in a row .*no such key.*: mend"):
         _run(config, listener)
     assert listener.done == len(_timeless(tmp_path / "run" / "metrics.jsonl")) == 4
-    listener.done, listener.broken = 2, {2}
+    listener.broken = set()
     assert train(config, resume=True, listener=listener) is None
     assert listener.done == ITERATIONS

@@ -31,7 +31,8 @@ def graceful_stop(
     Parameters
     ----------
     on_request
-        Is told the name of the signal that asked, at once and in the main thread.
+        Is told the name of the signal that asked, at once and in the main thread, which may be
+        in the middle of anything: it must take no lock.
 
     Yields
     ------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -270,10 +271,12 @@ def train(
         torch.set_num_threads(config.training.threads)
 
     def say_so(signal_name: str) -> None:
-        listener.message(
+        text = (
             f"{signal_name}: the run stops after this iteration, with a checkpoint; "
             "Ctrl-C once more stops it now, without one"
         )
+        # Not in the handler: what it interrupted may hold the lock of the console.
+        threading.Thread(target=listener.message, args=(text,), daemon=True).start()
 
     with locked_run_dir(config.output_dir), graceful_stop(say_so) as stop:
         run = Run(config, listener)
@@ -322,14 +325,14 @@ def _iterate(
         run.listener.iteration(done, total, metrics | {"time/iteration": seconds})
         unscored = run.unscored()
         left = patience if unscored is None else left - 1
-        if left == 0:
-            raise WorkflowRLError(_nothing_scored(patience, unscored))
         if is_due(done, total, config.evaluation.every):
             run.evaluate(done)
         drifted = run.guards.stop_reason()
-        stopping = (stop_requested() or drifted is not None) and done < total
+        stopping = (stop_requested() or drifted is not None or left == 0) and done < total
         if stopping or is_due(done, total, config.training.checkpoint.every):
             run.checkpoint(done)
+        if left == 0:
+            raise WorkflowRLError(_nothing_scored(patience, unscored))
         if drifted is not None:
             raise GuardError(drifted)
         if stopping:
@@ -339,8 +342,9 @@ def _iterate(
 
 def _nothing_scored(iterations: int, reason: str | None) -> str:
     return (
-        f"no sample had a score in {iterations} iterations in a row ({reason}): mend the reward "
-        "and resume, or raise training.max_unscored_iterations"
+        f"no sample had a score in {iterations} iterations in a row ({reason}); the checkpoint is "
+        "written: mend the reward and resume, or raise training.max_unscored_iterations in the "
+        "run's config.yaml"
     )
 
 

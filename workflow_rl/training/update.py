@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -128,7 +128,7 @@ def update_stage(
     C2Error
         Before any update, if the recomputed log-probs differ by more than the tolerance.
     TrainsNothingError
-        After the first update of a run, if it trained nothing.
+        After the first update of a component in a run, if it trained nothing.
     """
     name = policy.name
     result = StageUpdate(metrics=_metrics(StepStatistics(), 0.0, name))
@@ -142,11 +142,10 @@ def update_stage(
             gate.check(c2_tolerance, name)
         if statistics.count == 0:
             break
-        components = {step.component for step in record.steps}
-        is_first = not policy.has_trained
-        grad_norm = apply_gradients(policy, statistics, components, iteration)
-        if is_first and policy.has_trained:
-            check_output_changed(policy, record, finite)
+        unseen = {step.component for step in record.steps} - policy.seen_training
+        grad_norm = apply_gradients(policy, statistics, unseen, iteration)
+        if unseen & policy.seen_training:
+            check_output_changed(policy, record, finite, unseen)
         result.applied |= policy.skipped_in_a_row == 0
         result.pg_loss, result.ratio_mean = statistics.means()
         result.metrics |= _metrics(statistics, grad_norm, name)
@@ -258,16 +257,24 @@ def _reference_means(policy: StagePolicy, rows: BehaviourRecord) -> list[torch.T
 
 
 def apply_gradients(
-    policy: StagePolicy, statistics: StepStatistics, components: Set[str], iteration: int
+    policy: StagePolicy, statistics: StepStatistics, unseen: Set[str], iteration: int
 ) -> float:
     """Clip, then step the optimiser and the EMA; skip and count if anything is not finite.
 
-    Returns the gradient norm before clipping.
+    Parameters
+    ----------
+    unseen
+        Components that made the samples and have had no update in this run.
+
+    Returns
+    -------
+    float
+        The gradient norm before clipping.
 
     Raises
     ------
     TrainsNothingError
-        After the first step, if it trained nothing: see :func:`check_first_update`.
+        After a component's first step, if it trained nothing: see :func:`check_first_update`.
     """
     if policy.optimizer is None:
         raise RuntimeError(f"stage {policy.name!r} is frozen")
@@ -283,74 +290,86 @@ def apply_gradients(
         policy.drop_gradients()
         return norm
     policy.skipped_in_a_row = 0
-    before = None if policy.has_trained else weights_checksum(policy.parameters())
+    before = {component: _checksum(policy, component) for component in unseen}
     for group in policy.optimizer.param_groups:
         group["lr"] = policy.settings.optimizer.lr_at(iteration)
     policy.optimizer.step()
     policy.drop_gradients()
     policy.lower_masters()
-    if before is not None:
-        check_first_update(policy, {c: norms[c] for c in components}, before)
-        policy.has_trained = True
+    for component, checksum in before.items():
+        check_first_update(policy, component, norms[component], checksum)
+        policy.seen_training.add(component)
     if policy.ema is not None:
         policy.ema.update(policy.masters)
     return norm
 
 
-def check_first_update(policy: StagePolicy, norms: Mapping[str, float], before: str) -> None:
-    """Fail a run that trains nothing at its first update: later nobody would notice.
+def _checksum(policy: StagePolicy, component: str) -> str:
+    """Return the checksum of what trains of a component."""
+    parameters = policy.parameters().items()
+    return weights_checksum({k: p for k, p in parameters if k.partition(".")[0] == component})
+
+
+def check_first_update(policy: StagePolicy, component: str, norm: float, before: str) -> None:
+    """Fail a run that trains nothing at a component's first update: later nobody would notice.
 
     Of a new LoRA's gradient only B's part is not 0, because B = 0.
 
     Parameters
     ----------
-    norms
-        Gradient norm of each component that made the samples.
+    norm
+        Gradient norm of the component, which made some of the samples.
     before
-        Checksum of the served weights before the update.
+        Checksum of its served weights before the update.
 
     Raises
     ------
     TrainsNothingError
-        If a component got no gradient, or not one bit of the served weights changed.
+        If the component got no gradient, or not one bit of its served weights changed.
     """
-    for component, norm in norms.items():
-        if norm == 0:
-            raise TrainsNothingError(
-                f"stage {policy.name!r}: the first update gave {component} a gradient of 0, so it "
-                f"trains nothing; name layers in {_trained_key(policy)} that act on its output"
-            )
-    if weights_checksum(policy.parameters()) == before:
+    if norm == 0:
         raise TrainsNothingError(
-            f"stage {policy.name!r}: the first update changed no weight that is served, with "
-            f"learning rate {policy.settings.optimizer.lr:g}; raise optimizer.lr"
+            f"stage {policy.name!r}: the first update gave {component} a gradient of 0, so it "
+            f"trains nothing; name layers in {_trained_key(policy)} that act on its output"
+        )
+    if _checksum(policy, component) == before:
+        raise TrainsNothingError(
+            f"stage {policy.name!r}: the first update changed no weight of {component} that is "
+            f"served, with learning rate {policy.settings.optimizer.lr:g}; raise optimizer.lr"
         )
 
 
 @torch.no_grad()
 def check_output_changed(
-    policy: StagePolicy, record: BehaviourRecord, finite: torch.Tensor
+    policy: StagePolicy, record: BehaviourRecord, finite: torch.Tensor, components: Set[str]
 ) -> None:
-    """Fail a run whose first update leaves the served model's output as it was.
+    """Fail a run if a component's first update leaves the served model's output as it was.
 
     Parameters
     ----------
     record, finite
         What the weights before the update made, and which samples [N] of it are finite.
+    components
+        Those that had their first update.
 
     Raises
     ------
     TrainsNothingError
-        If not one step mean of the rollout's first batch is another.
+        If not one step mean that a component has a part in, of the rollout's first batch, is
+        another.
     """
     rows = with_stand_ins(record, finite).rows(0, policy.settings.plan.slots)
+    unchanged = set(components)
     for recorded, now in recompute(policy.student, rows):
         if not torch.equal(now.mean.to(recorded.mean.device), recorded.mean):
+            unchanged.discard(recorded.component)
+        if not unchanged:
             return
     raise TrainsNothingError(
-        f"stage {policy.name!r}: the first update changed weights, but not the output of the model "
-        f"that is served, with learning rate {policy.settings.optimizer.lr:g}; raise optimizer.lr, "
-        f"or name layers in {_trained_key(policy)} that act on the output"
+        f"stage {policy.name!r}: the first update changed weights of {min(unchanged)}, but not "
+        f"the output of the model that is served, with learning rate "
+        f"{policy.settings.optimizer.lr:g}; raise optimizer.lr, or name layers in "
+        f"{_trained_key(policy)} that act on the output"
     )
 
 
