@@ -171,6 +171,7 @@ def test_the_second_of_two_experts_may_have_its_own_scale(tmp_path: Path) -> Non
     check_model_folder(_folder(tmp_path, WAN | WAN_A14B | SECOND), "k", stage)
 
 
+@pytest.mark.parametrize("null", [None, [None, None]], ids=str)
 @pytest.mark.parametrize(
     ("files", "task", "part"),
     [
@@ -181,15 +182,16 @@ def test_the_second_of_two_experts_may_have_its_own_scale(tmp_path: Path) -> Non
     ],
 )
 def test_a_part_that_is_null_is_named(
-    tmp_path: Path, files: dict[str, Any], task: str, part: str
+    tmp_path: Path, files: dict[str, Any], task: str, part: str, null: object
 ) -> None:
-    index = {"model_index.json": files["model_index.json"] | {part: [None, None]}}
+    index = {"model_index.json": files["model_index.json"] | {part: null}}
     message = _check(_folder(tmp_path, files | index), task=task)
     assert f"has null for its {part} in model_index.json" in message
 
 
-def test_a_part_that_a_model_does_not_use_may_be_null(tmp_path: Path) -> None:
-    nulls = {"image_encoder": [None, None], "image_processor": [None, None]}
+@pytest.mark.parametrize("null", [None, [None, None]], ids=str)
+def test_a_part_that_a_model_does_not_use_may_be_null(tmp_path: Path, null: object) -> None:
+    nulls = dict.fromkeys(("image_encoder", "image_processor", "transformer_2"), null)
     index = {"model_index.json": WAN["model_index.json"] | nulls}
     check_model_folder(_folder(tmp_path, WAN | index), "k", StageConfig(task="i2v"))
 

@@ -102,7 +102,7 @@ def check_model_json(read: ReadJSON, source: str, key: str, stage: StageConfig) 
         stage,
         family.guidances(read),
         family.cfg_above,
-        has_experts=index.get("transformer_2", [None])[0] is not None,
+        has_experts=not _is_null(index.get("transformer_2")),
         shapes_cfg=family.shapes_cfg,
     )
     return family
@@ -110,11 +110,16 @@ def check_model_json(read: ReadJSON, source: str, key: str, stage: StageConfig) 
 
 def _check_parts(index: Mapping[str, Any], parts: Sequence[str], source: str, key: str) -> None:
     for part in parts:
-        if index.get(part, [""])[0] is None:
+        if _is_null(index.get(part, [""])):
             raise UserError(
                 f"{key}: {source} has null for its {part} in model_index.json, and can't work "
                 "without; download the model again"
             )
+
+
+def _is_null(entry: Any) -> bool:
+    """Say whether an entry of model_index.json names no component: ``null`` or ``[null, null]``."""
+    return not entry or entry[0] is None
 
 
 def _check_inputs(family: Family, where: str, stage: StageConfig) -> None:
