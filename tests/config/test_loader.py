@@ -63,6 +63,10 @@ SLIPS = [
     ("rewards.4.weight=1", ["override 'rewards.4.weight=1'", "from 0 to 0"]),
     ("seed", ["override 'seed' is not key.sub=value"]),
     ("=3", ["override '=3' is not key.sub=value"]),
+    ("foo[0]=1", ["unknown key 'foo[0]'; valid here: seed"]),
+    ("stages.t2i.lora[0]=1", ["unknown key 'stages.t2i.lora[0]'; did you mean 'stages.t2i.lora'?"]),
+    ("stages.t2i.memory.embedding_cache=3.5", ["memory.embedding_cache' is 3.5 (a number); exp"]),
+    ("stages.t2i.lora.targets=[1]", ["'stages.t2i.lora.targets' is [1]"]),
     ("a..b=3", ["override 'a..b=3' is not key.sub=value"]),
     ("seed=[1", ["override 'seed=[1': the value is not YAML"]),
 ]
@@ -116,6 +120,8 @@ def test_frozen_stage_is_free_of_what_training_needs(load_with: LoadWith) -> Non
         (b"seed: \xff\n", "byte 6 is not UTF-8"),
         (b"seed: \x00\n", "not YAML"),
         (b"seed: !!python/object/apply:os.getcwd []\n", "line 1"),
+        (b"seed: 1\noutput_dir: !!binary aGk=\n", "line 2: could not determine a constructor"),
+        (b"seed: !!timestamp 2026-01-01\n", "line 1: could not determine a constructor"),
     ],
 )
 def test_file_that_is_no_configuration(tmp_path: Path, content: bytes, says: str) -> None:

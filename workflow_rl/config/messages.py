@@ -2,8 +2,7 @@
 
 import difflib
 import json
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -20,8 +19,6 @@ _YAML_WORDS = {
     "a valid boolean": "true or false",
 }
 """JSON's words in pydantic's messages → those that a YAML file's writer knows."""
-_UNION_MARK = re.compile(r"[\[(]")
-"""What only the name of a union's member has, such as ``literal['all-linear']``."""
 
 
 def describe(error: ValidationError, raw: dict[str, Any]) -> str:
@@ -41,7 +38,7 @@ def describe(error: ValidationError, raw: dict[str, Any]) -> str:
 
 
 def _describe_one(fault: ErrorDetails, raw: dict[str, Any]) -> str:
-    location = tuple(str(part) for part in fault["loc"] if "[" not in str(part))
+    location = _location(fault, raw)
     dotted = ".".join(location)
     message = fault["msg"]
     if fault["type"] == "extra_forbidden":
@@ -72,9 +69,28 @@ def _describe_one(fault: ErrorDetails, raw: dict[str, Any]) -> str:
     return f"'{dotted}' is {shown}; expected {expected}{close}"
 
 
-def _keys_of(location: Iterable[int | str]) -> tuple[str, ...]:
-    """Return the keys and positions of a location, without pydantic's marks of a union's member."""
-    return tuple(str(part) for part in location if not _UNION_MARK.search(str(part)))
+def _location(fault: ErrorDetails, raw: Any) -> tuple[str, ...]:
+    """Return the keys and positions that lead to a fault.
+
+    Pydantic puts the names of a union's members between them, such as ``bool`` or
+    ``literal['all-linear']``: what leads to nothing in ``raw``, but for a key that is missing.
+    """
+    kept = []
+    last = len(fault["loc"]) - 1
+    for at, part in enumerate(fault["loc"]):
+        found = _has(raw, part)
+        if found or (at == last and fault["type"] in ("extra_forbidden", "missing")):
+            kept.append(str(part))
+        if found:
+            raw = raw[part]
+    return tuple(kept)
+
+
+def _has(content: Any, part: int | str) -> bool:
+    """Say whether a mapping has the key, or a list the position, that ``part`` is."""
+    if isinstance(content, list):
+        return isinstance(part, int) and part < len(content)
+    return isinstance(content, dict) and part in content
 
 
 def _yaml_type(value: Any) -> str:

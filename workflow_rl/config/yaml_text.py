@@ -17,11 +17,19 @@ _CORE_SCALARS: tuple[tuple[str, str, list[str]], ...] = (
     ("float", r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", _NUMBER_START),
 )
 
+_NO_JSON = [f"tag:yaml.org,2002:{kind}" for kind in ("binary", "timestamp", "set", "omap", "pairs")]
+"""Tags of values that JSON has not."""
+
 
 class _CoreLoader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars of YAML 1.2's core schema."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+    yaml_constructors = {  # noqa: RUF012
+        tag: construct
+        for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+        if tag not in _NO_JSON
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the mapping; refuse a key that is given twice."""
