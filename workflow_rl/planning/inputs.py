@@ -14,10 +14,6 @@ from torch.utils._pytree import tree_leaves
 from workflow_rl.planning.modules import META
 from workflow_rl.planning.sizes import Geometry
 
-CLIP_TOKENS = 77
-IMAGE_TOKENS = 257
-"""Patches of a 224 px image and the class token, of the image encoder of Wan 2.1."""
-
 
 def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, device=META, dtype=dtype)
@@ -64,7 +60,7 @@ def _sd3(module: Any, size: Geometry) -> dict[str, Any]:
         "timestep": _empty(batch),
         "pooled_projections": _empty(batch, config.pooled_projection_dim, dtype=dtype),
         "encoder_hidden_states": _empty(
-            batch, CLIP_TOKENS + size.text_tokens, config.joint_attention_dim, dtype=dtype
+            batch, size.clip_tokens + size.text_tokens, config.joint_attention_dim, dtype=dtype
         ),
     }
 
@@ -90,7 +86,7 @@ def _wan(module: Any, size: Geometry) -> dict[str, Any]:
     tokens = frames * (rows // patch_rows) * (columns // patch_columns)
     image = None
     if config.image_dim is not None:
-        image = _empty(batch, IMAGE_TOKENS, config.image_dim, dtype=dtype)
+        image = _empty(batch, size.image_tokens, config.image_dim, dtype=dtype)
     return {
         "hidden_states": _empty(batch, config.in_channels, frames, rows, columns, dtype=dtype),
         "timestep": _empty(batch, tokens) if size.per_token_time else _empty(batch),

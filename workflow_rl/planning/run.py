@@ -214,7 +214,10 @@ def check_modules(
     name: str, architecture: Architecture, modules: Mapping[str, torch.nn.Module]
 ) -> None:
     """Raise a UserError unless the model has what is planned, in classes that can be."""
-    missing = [part for part in ("transformer", "vae") if part not in modules]
+    family = FAMILIES.get(architecture.pipeline)
+    parts = ("transformer", "vae") if family is None else family.parts(architecture.read)
+    planned = [part for part in parts if part in ("transformer", "vae") or "encoder" in part]
+    missing = [part for part in planned if part not in modules]
     if missing:
         raise UserError(
             f"stages.{name}.model: {architecture.source} has no {missing[0]}/config.json; "

@@ -31,7 +31,9 @@ class Geometry:
 
     ``height`` and ``width`` are px, ``frames`` is 1 for an image, ``latent_CTHW`` the latents of
     one sample as the VAE has them, ``text_tokens`` the length of the longest text embedding.
-    ``per_token_time`` says that the first frame's latents are given, at a time of their own.
+    ``clip_tokens`` are those of CLIP's text encoder, ``image_tokens`` those of the image encoder; 0
+    where there is none. ``per_token_time`` says that the first frame's latents are given, at a time
+    of their own.
     """
 
     batch: int
@@ -40,6 +42,8 @@ class Geometry:
     frames: int
     latent_CTHW: tuple[int, int, int, int]
     text_tokens: int
+    clip_tokens: int = 0
+    image_tokens: int = 0
     per_token_time: bool = False
 
     def of(self, batch: int) -> Geometry:
@@ -83,6 +87,8 @@ def geometry(
         frames=frames,
         latent_CTHW=latent_size(modules["vae"], height, width, frames),
         text_tokens=_text_tokens(architecture, stage),
+        clip_tokens=_clip_tokens(modules),
+        image_tokens=_image_tokens(modules),
         per_token_time=bool(index.get("expand_timesteps")) or "LTX" in architecture.pipeline,
     )
 
@@ -156,13 +162,34 @@ def _check_grid(
 
 
 def _text_tokens(architecture: Architecture, stage: StageConfig) -> int:
-    """Return the length of text embeddings: the stage's, else the last tokenizer's, bounded."""
+    """Return the length of text embeddings: the stage's, else the family's, else the tokenizer's.
+
+    What a family pads to is whatever its tokenizer says; the tokenizer's is bounded.
+    """
     if stage.max_sequence_length is not None:
         return stage.max_sequence_length
     family = FAMILIES.get(architecture.pipeline)
-    most = MAX_TEXT_TOKENS if family is None else family.text_tokens or family.max_text_tokens
+    if family is not None and family.text_tokens is not None:
+        return family.text_tokens
+    most = MAX_TEXT_TOKENS if family is None else family.max_text_tokens
     for name in ("tokenizer_3", "tokenizer_2", "tokenizer"):
         file = f"{name}/tokenizer_config.json"
         if file in architecture.files:
             return int(min(most, architecture.read(file).get("model_max_length", most)))
     return most
+
+
+def _clip_tokens(modules: Mapping[str, Any]) -> int:
+    """Return the length that CLIP's text encoder pads to: all of its positions."""
+    encoder = modules.get("text_encoder")
+    if encoder is None or encoder.config.model_type != "clip_text_model":
+        return 0
+    return int(encoder.config.max_position_embeddings)
+
+
+def _image_tokens(modules: Mapping[str, Any]) -> int:
+    """Return how many tokens the image encoder makes: its patches and the class token."""
+    encoder = modules.get("image_encoder")
+    if encoder is None:
+        return 0
+    return int(encoder.config.image_size // encoder.config.patch_size) ** 2 + 1
