@@ -259,6 +259,25 @@ def test_a_slow_server_fails_in_time(server: Server) -> None:
         released.set()
 
 
+def test_one_answer_that_does_not_come_fails_alone(server: Server) -> None:
+    """The others are kept, and its place is taken by the next."""
+    released = threading.Event()
+
+    def hang(request: dict[str, Any]) -> object:
+        if "prompt 3" in prompt_of(request):
+            released.wait(30)
+        return completion('{"quality": 3}')
+
+    server.reply = hang
+    try:
+        result = score_safely(
+            server.judge(frames=1, concurrency=1, request_timeout_s=1.0), videos(8)
+        )
+        assert list(result.failures) == [3]
+    finally:
+        released.set()
+
+
 @pytest.mark.parametrize("tokens", [None, [token('{"quality": 4}')]])
 def test_without_probabilities_the_expected_grade_fails(
     server: Server, tokens: list[dict[str, Any]] | None

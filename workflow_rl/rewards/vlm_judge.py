@@ -4,8 +4,8 @@ import base64
 import io
 import os
 import re
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from workflow_rl.errors import UserError
 from workflow_rl.rewards.base import AcceptedKind, RewardBatch, RewardScores, one_line
 from workflow_rl.rewards.judge_answers import Token, answer_schema, expected_labels, parse_answer
 from workflow_rl.rewards.pixels import to_pil
+from workflow_rl.rewards.side_by_side import side_by_side
 from workflow_rl.rewards.weights import Lazy, import_extra
 
 CRITERIA = {
@@ -63,7 +64,9 @@ class VlmJudge:
         Requests in flight; repeats of one after time-outs, lost connections and statuses 408, 409,
         429 and 5xx, with jittered back-off.
     request_timeout_s : float
-        Of one request. The term's own ``timeout_s`` limits a whole batch, repeats included.
+        That a server may be silent, in seconds. A sample whose answer is not there after
+        ``retries + 1`` times as long has failed, whatever trickles in. The term's own
+        ``timeout_s`` limits a whole batch: keep it larger.
     use_proxy : bool
         Go through the proxy that the environment names.
     extra_body : mapping or None
@@ -164,13 +167,12 @@ class VlmJudge:
         """Score images or videos, several at a time."""
         rows: list[dict[str, float]] = []
         failures: dict[int, str] = {}
-        with ThreadPoolExecutor(self.concurrency) as pool:
-            futures = [pool.submit(self._grades, batch.row(i)) for i in range(len(batch))]
-        for index, future in enumerate(futures):
-            error = future.exception()  # whatever a foreign server made happen
-            if error is not None:
-                failures[index] = one_line(error)[:300]
-            rows.append(dict.fromkeys(self.criteria, torch.nan) if error else future.result())
+        calls = [partial(self._grades, batch.row(i)) for i in range(len(batch))]
+        for index, outcome in enumerate(self.ask_all(calls)):
+            if isinstance(outcome, Exception):  # whatever a foreign server made happen
+                failures[index] = one_line(outcome)[:300]
+                outcome = dict.fromkeys(self.criteria, torch.nan)
+            rows.append(outcome)
         components = {name: torch.tensor([row[name] for row in rows]) for name in self.criteria}
         return RewardScores(torch.stack([*components.values()]).mean(0), failures, components)
 
@@ -179,6 +181,13 @@ class VlmJudge:
         what = "the image" if sample.media_kind == "image" else "frames of the video, in order"
         text = f"The text: {sample.prompts[0]}\nBelow: {what}."
         return self.ask([{"type": "text", "text": text}, *self.shown(sample)])
+
+    def ask_all(
+        self, calls: Sequence[Callable[[], dict[str, float]]]
+    ) -> list[dict[str, float] | Exception]:
+        """Make calls of :meth:`ask`, ``concurrency`` at a time; what failed is its exception."""
+        limit_s = (self.retries + 1) * self.request_timeout_s
+        return side_by_side(calls, self.concurrency, limit_s)
 
     def ask(self, content: list[dict[str, Any]]) -> dict[str, float]:
         """Ask about what ``content`` tells and shows.

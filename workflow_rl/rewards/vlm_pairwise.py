@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Literal
 
 import torch
@@ -114,17 +114,15 @@ class PairwiseVlmJudge(Groupwise):
             name: torch.full((len(group), len(group)), torch.nan) for name in self.judge.criteria
         }
         reasons: dict[tuple[int, int], str] = {}
-        with ThreadPoolExecutor(self.judge.concurrency) as pool:
-            asked = [
-                pool.submit(self._second_wins, group.row(first), group.row(second))
-                for first, second in orders
-            ]
-        for (first, second), future in zip(orders, asked, strict=True):
-            error = future.exception()  # whatever a foreign server made happen
-            if error is not None:
-                reasons[first, second] = one_line(error)[:300]
+        calls = [
+            partial(self._second_wins, group.row(first), group.row(second))
+            for first, second in orders
+        ]
+        for (first, second), outcome in zip(orders, self.judge.ask_all(calls), strict=True):
+            if isinstance(outcome, Exception):  # whatever a foreign server made happen
+                reasons[first, second] = one_line(outcome)[:300]
                 continue
-            for name, share in future.result().items():
+            for name, share in outcome.items():
                 wins[name][first, second] = 1 - share
         return self._scores(wins, reasons)
 
