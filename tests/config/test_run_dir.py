@@ -2,7 +2,9 @@
 
 import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +70,25 @@ def test_directory_below_a_file_is_refused(load_with: LoadWith, tmp_path: Path) 
         check_new_run_dir(load_with(f"output_dir={tmp_path / 'notes' / 'deep' / 'run'}"))
     with pytest.raises(UserError, match="is a file; give a directory"):
         check_new_run_dir(load_with(f"output_dir={tmp_path / 'notes'}"))
+
+
+def test_a_directory_that_may_not_be_entered(
+    load_with: LoadWith, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    config = load_with(f"output_dir={closed / 'run'}")
+    stat = os.stat
+
+    def refuse(path: os.PathLike[str] | str, **options: Any) -> os.stat_result:
+        if closed in Path(path).parents:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(path, **options)
+
+    monkeypatch.setattr("workflow_rl.config.run_dir.os.stat", refuse)
+    monkeypatch.setattr("workflow_rl.config.run_dir.os.access", lambda path, mode: path != closed)
+    with pytest.raises(UserError, match=r"no permission for .*closed; give another"):
+        check_new_run_dir(config)
 
 
 def test_a_refusing_system_is_one_line(

@@ -69,7 +69,8 @@ def check_new_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
 
 def _check_can_be_made(run_dir: Path) -> None:
     """Raise a UserError unless ``run_dir`` is a directory, or this user can make it one."""
-    nearest = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
+    # os.path.exists, since Path.exists raises below a directory that this user may not enter
+    nearest = next(path for path in (run_dir, *run_dir.absolute().parents) if os.path.exists(path))
     if not nearest.is_dir():
         raise UserError(
             f"output_dir {run_dir} is a file; give a directory"
