@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
+from tests.models.memory_contract import MemoryContract
 from workflow_rl.card import ModelCard, read_model_index
 from workflow_rl.config.families import FAMILIES
 from workflow_rl.enums import ExecutionProfile, GuidanceMode, MediaKind
@@ -166,7 +167,7 @@ def moved_components(
     }
 
 
-class FamilyContract:
+class FamilyContract(MemoryContract):
     """The tests. A class of a family's test file sets ``case``."""
 
     case: ClassVar[FamilyCase]
@@ -224,25 +225,6 @@ class FamilyContract:
                 assert media.shape == expected.shape
                 difference = float((media - expected).abs().max())
                 assert difference <= self.case.tolerance, f"{sampler}, {guidance}: {difference:g}"
-
-    def _guided(self, instance: ModelInstance, mode: GuidanceMode) -> Iterator[Mapping[str, Any]]:
-        for guidance in self.case.guidances:
-            params = instance.adapter.resolve(self.case.requests(**guidance)[0])
-            if instance.adapter.guidance(params).mode is mode:
-                yield guidance
-
-    def test_guidance_in_one_double_batch_is_the_same(self, instance: ModelInstance) -> None:
-        for guidance in self._guided(instance, GuidanceMode.CFG):
-            media = [
-                rollout_loop(
-                    instance,
-                    "denoise",
-                    self.case.requests(cfg_batching=batching, **guidance),
-                    profile=ExecutionProfile.SERVE,
-                )[0]
-                for batching in ("sequential", "batched")
-            ]
-            torch.testing.assert_close(media[0], media[1], atol=self.case.tolerance, rtol=0)
 
     def test_prompt_image_and_guidance_count(self, instance: ModelInstance) -> None:
         one = random_latents(instance, self.case.requests()[0])[0]
