@@ -126,3 +126,19 @@ def test_a_wrong_name_is_told_without_loading_torch() -> None:
         "except UserError:\n    sys.exit('torch' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_building_a_reward_imports_none_of_the_large_packages() -> None:
+    """They are imported by the first score, so that a check of a configuration stays cheap."""
+    code = (
+        "import sys\n"
+        "from workflow_rl.rewards.registry import REWARDS, build_reward\n"
+        "large = ('transformers', 'diffusers', 'cv2', 'openai', 'onnxruntime')\n"
+        "for name in sorted(REWARDS):\n"
+        "    build_reward({'name': name})\n"
+        "    for module in large:\n"
+        "        if module in sys.modules:\n"
+        "            sys.exit(f'{name} imports {module}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -68,6 +68,11 @@ class Server:
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
+    def close(self) -> None:
+        """End it."""
+        self.http.shutdown()
+        self.http.server_close()
+
     def judge(self, **options: Any) -> VlmJudge:
         settings: dict[str, Any] = {
             "model": "m",
@@ -84,8 +89,7 @@ class Server:
 def server() -> Iterator[Server]:
     made = Server()
     yield made
-    made.http.shutdown()
-    made.http.server_close()
+    made.close()
 
 
 def completion(*answers: object, tokens: list[dict[str, Any]] | None = None) -> dict[str, Any]:

@@ -49,7 +49,8 @@ class FaultyServer:
     """Scores samples by :func:`mean_of`.
 
     ``reply`` makes of the proper results what is sent: an int is a status, bytes a body, a list
-    the results; ``HALF`` closes half-way, ``DRIP`` comes a byte at a time.
+    the results; ``HALF`` closes half-way, ``DRIP`` comes a byte at a time. ``headers`` go with every
+    answer; ``connections`` counts those that clients opened, which stay open between requests.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -59,6 +60,8 @@ class FaultyServer:
             "rewards": {"mean": {"media_kind": "video", "args": {}}},
         }
         self.requests: list[dict[str, Any]] = []
+        self.headers: dict[str, str] = {}
+        self.connections = 0
         self.at_once: list[int] = []
         self.ended = threading.Event()
         self._working = 0
@@ -66,6 +69,14 @@ class FaultyServer:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def setup(self) -> None:
+                super().setup()
+                with outer._lock:
+                    outer.connections += 1
+
             def do_GET(self) -> None:
                 self._send(outer.health)
 
@@ -92,7 +103,10 @@ class FaultyServer:
                 body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body) + 9 * (answer == HALF)))
+                for name, value in outer.headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
+                self.close_connection = self.close_connection or answer == HALF
                 try:
                     for part in [DRIP[i : i + 1] for i in range(20)] if answer == DRIP else [body]:
                         self.wfile.write(part)

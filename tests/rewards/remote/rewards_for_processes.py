@@ -29,5 +29,12 @@ def moody(media: Tensor, prompts: list[str], sample_ids: list[str]) -> list[obje
     return [said.get(prompt, mean) for prompt, mean in zip(prompts, means, strict=True)]
 
 
+def picky(media: Tensor, prompts: list[str], sample_ids: list[str]) -> list[float]:
+    """Score as ``moody`` does, but raise where the first sample of the red circle is."""
+    if any("red circle" in sample and "/0.0 " in sample for sample in sample_ids):
+        raise RuntimeError("no face found")
+    return media.flatten(1).mean(1).tolist()
+
+
 if os.environ.get("REWARD_TEST") == "unready":
     raise UserError("there is no licence for this reward")

@@ -1,5 +1,6 @@
 """Whatever a server does, a sample has its own score or has failed, with the cause."""
 
+import asyncio
 import json
 import math
 import threading
@@ -134,6 +135,50 @@ def test_the_server_s_fault_is_asked_again_and_the_client_s_is_not(
     server.reply = lambda results: 422
     score_safely(server.reward(retries=3), videos(1))
     assert len(server.requests) == 5
+
+
+def test_connections_are_used_again(server: FaultyServer, videos: Videos) -> None:
+    reward = server.reward(batch_size=1, in_flight=2)
+    for _ in range(2):
+        assert score_safely(reward, videos(8)).failures == {}
+    assert len(server.requests) == 16
+    assert 1 <= server.connections <= 2
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that are waited between tries; nothing waits them."""
+    seconds: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(delay: float, result: object = None) -> object:
+        seconds.append(delay)
+        return await sleep(0, result)
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    return seconds
+
+
+def test_requests_that_fail_together_are_not_repeated_together(
+    server: FaultyServer, videos: Videos, waits: list[float]
+) -> None:
+    server.reply = lambda results: 503
+    score_safely(server.reward(batch_size=1, in_flight=8, retries=1), videos(8))
+    assert len(set(waits)) == len(waits) == 8
+    assert all(0 <= wait <= client.FIRST_WAIT_S for wait in waits)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wait"), [("7", 7.0), ("0", 0.0), ("900", client.LONGEST_WAIT_S)]
+)
+def test_the_next_try_comes_when_the_server_asks_for_it(
+    server: FaultyServer, videos: Videos, waits: list[float], asked: str, wait: float
+) -> None:
+    server.reply = lambda results: 429
+    server.headers = {"Retry-After": asked}
+    score_safely(server.reward(retries=3), videos(1))
+    assert len(server.requests) == 4
+    assert waits == [wait] * 3
 
 
 def test_a_server_that_hangs_fails_in_the_time_of_a_request(

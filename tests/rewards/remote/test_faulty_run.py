@@ -15,6 +15,8 @@ import pytest
 
 from tests.rewards.remote import rewards_for_processes
 from tests.rewards.remote.faulty_server import HALF, FaultyServer, Reply
+from tests.rewards.test_vlm_judge import Server as JudgeServer
+from tests.rewards.test_vlm_judge import completion, prompt_of
 from tests.tiny_models import save_flux, save_wan
 from workflow_rl.config import load_config
 from workflow_rl.config.run_dir import create_run_dir
@@ -48,7 +50,16 @@ FAULTS: dict[str, tuple[Reply, int, str]] = {
     "hangs": (lambda results: results, SAMPLES, f"no answer from the server within {LIMIT_S:g} s"),
 }
 """Per iteration: what the server makes of its answer, failed samples, the cause."""
+PICKY = f"{rewards_for_processes.__name__}.picky"
+RAISED = "RuntimeError: no face found"
 KILLED = "the process was killed by SIGKILL, and has had its 0 restarts"
+
+
+def _prose_about_squares(request: dict[str, Any]) -> object:
+    """A judge that forgets its format for the samples of one of the two prompts."""
+    is_square = "blue square" in prompt_of(request)
+    grades = {"alignment": 3, "quality": 3, "motion": 3}
+    return completion("I like it" if is_square else json.dumps(grades))
 
 
 class _Mischief(SilentListener):
@@ -84,7 +95,8 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     save_flux(folder / "flux", guidance_embeds=False, dynamic_shift=False)
     save_wan(folder / "wan", image_encoder=False)
     (folder / "prompts.txt").write_text("a red circle moving left\na blue square moving up\n")
-    server = FaultyServer()
+    server, judge = FaultyServer(), JudgeServer()
+    judge.reply = _prose_about_squares
     sampling = "samples: 2, num_inference_steps: 2, rollout_batch_size: 8, sde: {kind: cps}"
     (folder / "config.yaml").write_text(
         f"""
@@ -99,6 +111,11 @@ rewards:
   - callable: {rewards_for_processes.__name__}:moody
     weight: 0.0
     process: {{restarts: 0}}
+  - callable: {PICKY}
+    weight: 0.0
+  - name: vlm_judge
+    weight: 0.0
+    args: {{model: m, base_url: "{judge.url}", method: average, samples: 1, frames: 1, retries: 0}}
 training: {{iterations: {len(FAULTS)}, threads: 1}}
 evaluation: {{every: 0, bootstrap_samples: 100}}
 logging: {{tensorboard: false}}
@@ -111,6 +128,7 @@ logging: {{tensorboard: false}}
         assert train(config, listener=_Mischief(server, _Kept.made)) is None
     yield config.output_dir
     server.close()
+    judge.close()
     for process in _Kept.made:
         process.close()
 
@@ -150,6 +168,17 @@ def test_a_killed_process_costs_its_own_scores_of_one_iteration(
     assert lines["killed"][f"reward_failed/{SERVER}"] == 0
 
 
+def test_a_reward_that_raises_on_one_sample_and_a_judge_that_answers_prose_fail_those_alone(
+    lines: dict[str, dict[str, Any]],
+) -> None:
+    for line in lines.values():
+        assert line[f"reward_failed/{PICKY}"] == 1
+        assert line["reward_failure_causes"][PICKY] == {RAISED: 1}
+        assert line["reward_failed/vlm_judge"] == SAMPLES // 2
+        assert sum(line["reward_failure_causes"]["vlm_judge"].values()) == SAMPLES // 2
+        assert line["reward/vlm_judge"] == 0.5
+
+
 def test_both_give_the_same_score_of_the_same_samples(lines: dict[str, dict[str, Any]]) -> None:
     """The server sees 8 bits of each value, the process all of it."""
     for fault in (GOOD, "order"):
@@ -163,6 +192,8 @@ def test_the_report_shows_every_cause_with_its_count(run_dir: Path) -> None:
         if failed:
             assert f"{SERVER}: {cause}" in page
     assert f"{PROCESS}: {KILLED}" in page
+    assert f"{PICKY}: {RAISED}" in page
+    assert "vlm_judge: ValueError: " in page
     total = sum(failed for _, failed, _ in FAULTS.values())
     assert f"training samples without a reward of {SERVER}" in page
     assert f">{total}<" in page
