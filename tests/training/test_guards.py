@@ -123,6 +123,18 @@ def test_a_threshold_is_that_of_its_guard(
     assert written["threshold"] == alarms[0].threshold
 
 
+@pytest.mark.parametrize("key", ["brightness", "brightness/v"])
+def test_an_alarm_names_the_key_that_applies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    thresholds = {"brightness": 1.0, key: 2.0}
+    config = GuardsConfig(baseline_iterations=2, window=1, action="stop", thresholds=thresholds)
+    guards = Guards(config, tmp_path)
+    (alarm,) = _look(guards, monkeypatch, [0, 0, 3])
+    assert alarm.warning().endswith(f"raise guards.thresholds.{key}")
+    assert f"raise guards.thresholds.{key} in " in str(guards.stop_reason())
+
+
 def test_a_fall_is_not_told_as_a_rise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guards = Guards(GuardsConfig(baseline_iterations=2, window=1), tmp_path)
     (alarm,) = _look(guards, monkeypatch, [0, 0, -3])

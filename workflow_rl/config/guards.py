@@ -56,6 +56,10 @@ class GuardsConfig(ConfigModel):
         default = self.kl_deviations if kind == "kl" else self.deviations
         return self.thresholds.get(name, self.thresholds.get(kind, default))
 
+    def threshold_key(self, name: str) -> str:
+        """Return the key that gives the guard ``name`` another threshold, whatever is set now."""
+        return f"guards.thresholds.{name if name in self.thresholds else name.split('/')[0]}"
+
 
 def unknown_threshold(config: GuardsConfig, tasks: Mapping[str, str]) -> str | None:
     """Return what is wrong with the names in ``thresholds``, None where nothing is.

@@ -40,6 +40,8 @@ class Alarm:
         The distance from which it is a drift.
     action : str
         ``warn`` or ``stop``.
+    key : str
+        Configuration key to raise the threshold with.
     """
 
     iteration: int
@@ -48,6 +50,7 @@ class Alarm:
     deviations: float
     threshold: float
     action: str
+    key: str
 
     @property
     def kind(self) -> str:
@@ -66,4 +69,4 @@ class Alarm:
 
     def warning(self) -> str:
         """Say it in one line, with what to do where it is wanted."""
-        return f"{self}; if the reward asks for it, raise guards.thresholds.{self.kind}"
+        return f"{self}; if the reward asks for it, raise {self.key}"

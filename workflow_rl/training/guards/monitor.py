@@ -40,8 +40,8 @@ QUANTILES = (0.05, 0.5, 0.95)
 class _Guard:
     """One guard's baseline, recent values and whether it is in drift.
 
-    The baseline are sums over samples and, when it is complete, quantiles; ``samples`` are kept
-    until then.
+    The baseline is kept as sums over samples and, when it is complete, quantiles; ``samples`` are
+    kept until then.
     """
 
     threshold: float
@@ -195,7 +195,8 @@ class Guards:
         guard = self._guards[name]
         value, deviations = guard.drift()
         action = "stop" if self._stops(name) else "warn"
-        return Alarm(iteration, name, value, deviations, guard.threshold, action)
+        key = self.config.threshold_key(name)
+        return Alarm(iteration, name, value, deviations, guard.threshold, action, key)
 
     def _stops(self, name: str) -> bool:
         watched = self.config.watch
@@ -217,7 +218,7 @@ class Guards:
         path = self.baseline_path.with_name(CONFIG_FILE)
         return (
             f"{alarm}; the checkpoint is written; to go on all the same, set guards.action: warn "
-            f"or raise guards.thresholds.{alarm.kind} in {path}, and resume"
+            f"or raise {alarm.key} in {path}, and resume"
         )
 
     def write_baseline(self) -> None:
