@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.ablation.made_up import GAIN, PROMPTS, TENSORS, finish, make_config, write_lines
+from workflow_rl.ablation import tables
 from workflow_rl.ablation.check_file import CHECK_FILE, WeightsCheck
 from workflow_rl.ablation.jobs import Job, make_jobs, prepare
 from workflow_rl.ablation.levels import first_reached, mean_score
 from workflow_rl.ablation.results import AblationResult, collect, curve
 from workflow_rl.ablation.variants import build_variants
+from workflow_rl.cli.ablate import is_sound
 
 
 def collected(
@@ -158,6 +160,29 @@ def test_runs_that_are_missing_are_told_with_how_far_they_are(tmp_path: Path) ->
     assert told["only_t2i/seed0"] == (0, 4, "out of memory")
     assert [variant.name for variant in result.variants] == ["shared"]
     assert result.variants[0].against is None
+
+
+def test_a_run_that_fails_after_its_last_iteration_is_told(tmp_path: Path, jobs: list[Job]) -> None:
+    assert is_sound(collected(tmp_path, jobs))
+    result = collected(tmp_path, jobs, {"nested/seed0": "no sample had a score"})
+    assert (len(result.runs), result.unfinished) == (len(jobs), ())
+    told = "FAILED: nested/seed0 after all of its iterations: no sample had a score"
+    assert told in tables.facts(result)
+    assert not is_sound(result)
+
+
+def test_a_guard_that_stops_a_run_after_its_last_iteration_takes_nothing_from_it(
+    tmp_path: Path, jobs: list[Job]
+) -> None:
+    alarm = {"guard": "motion/i2v", "value": 0.0, "deviations": 9.0, "action": "stop"}
+    for job, iteration in ((jobs[0], 3), (jobs[1], 2)):
+        write_lines(job.run_dir / "guard_alarms.jsonl", [{"iteration": iteration, **alarm}])
+    for failures, end in ({"nested/seed0": "it drifted"}, ": it drifted"), ({}, "."):
+        result = collected(tmp_path, jobs, failures)
+        (told,) = [fact for fact in tables.facts(result) if fact.startswith("Stopped by a guard")]
+        assert "nested/seed0 after its last iteration, by motion/i2v" in told
+        assert told.endswith(f"counts{end}")
+        assert is_sound(result)
 
 
 def test_a_failed_score_is_left_out_of_the_mean() -> None:

@@ -3,8 +3,16 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.ablation.made_up import TENSORS, finish, make_config
+from workflow_rl.ablation.check_file import CHECK_FILE, WeightsCheck, read_check
+from workflow_rl.ablation.jobs import make_jobs
+from workflow_rl.ablation.variants import build_variants
+from workflow_rl.cli import ablate_worker
+from workflow_rl.errors import WorkflowRLError
 
 WATCH = (
     "import sys, time\n"
@@ -32,3 +40,25 @@ def test_it_is_asked_to_stop_when_its_standard_input_ends(orphaned: bool, code: 
             process.stdin.close()
         assert process.wait(60) == code
         assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("done", [3, 4])
+def test_a_fault_after_the_last_iteration_comes_after_the_weights_were_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise WorkflowRLError("a guard stops the run")
+
+    monkeypatch.setattr(ablate_worker, "check_inputs", lambda config: None)
+    monkeypatch.setattr("workflow_rl.training.trainer.train", fails)
+    monkeypatch.setattr(
+        "workflow_rl.ablation.weights.check_weights", lambda config: WeightsCheck(TENSORS, 0, None)
+    )
+    *_, job = make_jobs(build_variants(make_config(tmp_path)), [0], tmp_path)
+    finish(job)
+    (job.run_dir / CHECK_FILE).unlink()
+    last = job.run_dir / "checkpoints" / "iteration_00000004"
+    last.rename(last.with_name(f"iteration_{done:08d}"))
+    with pytest.raises(WorkflowRLError, match="a guard stops the run"):
+        ablate_worker.work(job.run_dir)
+    assert (read_check(job.run_dir) is not None) == (done == 4)

@@ -93,12 +93,15 @@ def is_finished(job: Job) -> bool:
     The last iteration's checkpoint, which appears whole or not at all, is the last thing that a
     training writes.
     """
-    if not exists(job) or is_stale(job):
-        return False
-    folders = checkpoint_folders(job.run_dir / "checkpoints")
-    if not folders or folders[-1].name != f"iteration_{job.iterations:08d}":
+    if not exists(job) or is_stale(job) or not is_trained(job.config):
         return False
     return job.variant != CONSTANT or (job.run_dir / CHECK_FILE).is_file()
+
+
+def is_trained(config: RunConfig) -> bool:
+    """Say whether a run has the checkpoint of its last iteration."""
+    folders = checkpoint_folders(config.output_dir / "checkpoints")
+    return bool(folders) and folders[-1].name == f"iteration_{config.training.iterations:08d}"
 
 
 def iterations_done(job: Job) -> int:
@@ -126,7 +129,7 @@ def check_jobs(jobs: Sequence[Job], *, overwrite: bool) -> None:
                 f"{run_dir} is in use by a run that is still going; wait for its end, or stop it"
             )
         if (run_dir / RUN_FILE).is_file():
-            if not overwrite and read_fingerprint(run_dir) != job.config.fingerprint():
+            if not overwrite and read_fingerprint(run_dir) not in job.config.fingerprints():
                 raise UserError(
                     f"{run_dir} was left by another configuration; give another directory with "
                     "--output, or replace runs of other configurations with --overwrite"
@@ -139,7 +142,7 @@ def check_jobs(jobs: Sequence[Job], *, overwrite: bool) -> None:
 
 def is_stale(job: Job) -> bool:
     """Say whether the directory holds a run of another configuration."""
-    return exists(job) and read_fingerprint(job.run_dir) != job.config.fingerprint()
+    return exists(job) and read_fingerprint(job.run_dir) not in job.config.fingerprints()
 
 
 def prepare(job: Job) -> None:

@@ -64,6 +64,8 @@ class AblationResult:
     to_shared : mapping of (variant, seed) to int or None
         Outputs made until the run first reached the best level of the shared run of its seed;
         None if it never did.
+    failures
+        By name of a finished run, why its process failed after all iterations just now.
     """
 
     stages: tuple[str, ...]
@@ -74,6 +76,7 @@ class AblationResult:
     variants: tuple[VariantResult, ...]
     unfinished: tuple[Unfinished, ...]
     to_shared: Mapping[tuple[str, int], int | None]
+    failures: Mapping[str, str]
 
     @property
     def runs(self) -> list[RunResult]:
@@ -94,6 +97,12 @@ class AblationResult:
     def moved(self) -> list[str]:
         """Names of the constant reward's runs in which a weight moved."""
         return [name for name, check in self.checks.items() if check.moved]
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the finished runs whose process failed at the end, and by no guard."""
+        stopped = {run.name for run in self.runs if run.stopped_by}
+        return [name for name in self.failures if name not in stopped]
 
 
 def collect(
@@ -155,6 +164,7 @@ def collect(
             if job.name not in runs and (job.variant in wanted or job.name in reasons)
         ),
         to_shared=_to_shared(list(runs.values())),
+        failures={name: reason for name, reason in failures.items() if name in runs},
     )
 
 

@@ -41,6 +41,8 @@ class RunResult:
         Share of the reward's variance within a prompt by stage, mean over iterations.
     check
         Of a constant reward's run, whether a weight moved.
+    stopped_by
+        Names of the guards that stopped the run after its last iteration, when all was made.
     """
 
     variant: str
@@ -53,6 +55,7 @@ class RunResult:
     change: PairedComparison
     variance: Mapping[str, float]
     check: WeightsCheck | None
+    stopped_by: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -124,6 +127,11 @@ def read_result(job: Job) -> RunResult:
         change=compare(first, final, confidence=job.config.evaluation.confidence),
         variance={name: _mean(data.metrics[_share(name)]) for name in stages},
         check=read_check(job.run_dir),
+        stopped_by=tuple(
+            alarm.guard
+            for alarm in data.alarms
+            if alarm.action == "stop" and alarm.iteration == job.iterations
+        ),
     )
 
 

@@ -165,6 +165,7 @@ def facts(result: AblationResult) -> list[str]:
         for run in result.unfinished
         if run.reason
     ]
+    lines += _ends(result)
     open_runs = [
         f"{u.name} ({u.done} of {u.iterations})" for u in result.unfinished if not u.reason
     ]
@@ -198,6 +199,23 @@ def _control(result: AblationResult) -> list[str]:
         f"Checked: under a constant reward none of the {tensors} trained tensors of "
         f"{len(result.checks)} runs moved in a bit."
     ]
+
+
+def _ends(result: AblationResult) -> list[str]:
+    """Say which finished runs ended with a fault, or by a guard, after their last iteration."""
+    lines = [
+        f"FAILED: {name} after all of its iterations: {result.failures[name]}"
+        for name in result.failed
+    ]
+    for run in result.runs:
+        if run.stopped_by:
+            reason = result.failures.get(run.name)
+            lines.append(
+                f"Stopped by a guard: {run.name} after its last iteration, by "
+                f"{', '.join(run.stopped_by)}; it made all its {result.output_name} and counts"
+                + (f": {reason}" if reason else ".")
+            )
+    return lines
 
 
 def explanations(result: AblationResult) -> list[str]:

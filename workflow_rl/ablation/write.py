@@ -56,6 +56,7 @@ def as_dict(result: AblationResult) -> dict[str, Any]:
         "constant_moved": {name: asdict(check) for name, check in result.checks.items()},
         "left_out": dict(result.left_out),
         "unfinished": [asdict(run) for run in result.unfinished],
+        "failures": dict(result.failures),
         "variants": {
             v.name: {
                 "what": v.what,
@@ -77,6 +78,7 @@ def as_dict(result: AblationResult) -> dict[str, Any]:
                 "levels": [list(pair) for pair in run.levels.items()],
                 "change": None if run.variant == CONSTANT else _comparison(run.change),
                 "variance_share": dict(run.variance),
+                "stopped_by": list(run.stopped_by),
                 "videos_to_shared_best": result.to_shared.get((run.variant, run.seed)),
             }
             for run in result.runs

@@ -226,5 +226,10 @@ def worker_command(job: Job) -> list[str]:
 
 
 def is_sound(result: AblationResult) -> bool:
-    """Say whether all runs finished, made equally much, and the control's weights stayed."""
-    return not result.unfinished and result.equal and not result.moved
+    """Say whether all runs finished, made equally much, and the control's weights stayed.
+
+    A run that a guard stopped after its last iteration is finished; one that failed there is not
+    sound.
+    """
+    complete = not result.unfinished and not result.failed
+    return complete and result.equal and not result.moved

@@ -16,6 +16,7 @@ from pathlib import Path
 import typer
 
 from workflow_rl.ablation.check_file import write_check
+from workflow_rl.ablation.jobs import is_trained
 from workflow_rl.cli.preflight import check_inputs
 from workflow_rl.cli.progress import showing
 from workflow_rl.cli.train import STOPPED_EXIT_CODE
@@ -26,19 +27,34 @@ STANDARD_INPUT = 0
 
 
 def work(run_dir: Path) -> int:
-    """Train to the end; return the exit code."""
+    """Train to the end; return the exit code.
+
+    Raises
+    ------
+    WorkflowRLError
+        As `train`. Where all iterations were done, as when a guard stops the run after the last
+        one, it comes after the weights were compared.
+    """
     config = load_run_config(run_dir)
     check_inputs(config)
     from workflow_rl.ablation.weights import check_weights
     from workflow_rl.training.trainer import train
 
+    fault = None
     with showing(run_dir) as listener:
-        if train(config, resume=True, listener=listener) is not None:
-            return STOPPED_EXIT_CODE
+        try:
+            if train(config, resume=True, listener=listener) is not None:
+                return STOPPED_EXIT_CODE
+        except WorkflowRLError as error:
+            if not is_trained(config):
+                raise
+            fault = error
         if all(reward.name == "constant" for reward in config.rewards):
             check = check_weights(config)
             write_check(run_dir, check)
             listener.message(f"{check.moved} of {check.tensors} trained tensors moved")
+    if fault is not None:
+        raise fault
     return 0
 
 
