@@ -9,7 +9,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from workflow_rl.cli.progress import LOG_FILE, format_duration, showing
+from workflow_rl.cli.progress import format_duration, showing
+from workflow_rl.config.run_dir import LOG_FILE
 from workflow_rl.evaluation.chain import Evaluation
 from workflow_rl.runtime.driver import ProgressEvent
 
@@ -34,8 +35,9 @@ def test_lines_where_there_is_no_terminal_and_in_the_log(
     assert shown[1].startswith("iteration 11/71  reward 0.2500  2.0 s  ETA ")
     assert shown[2].startswith("iteration 12/71  reward 0.5000  2.0 s  ETA ")
     logged = (tmp_path / LOG_FILE).read_text().splitlines()
-    assert [line.split(" INFO ")[1] for line in logged[:3]] == shown
+    assert [line.split(" INFO ")[1] for line in logged[:3]] == shown[:3]
     assert logged[3].endswith("WARNING from elsewhere")
+    assert shown[3:] == ["warning: from elsewhere"]
 
 
 def test_eta_is_the_mean_time_so_far_for_what_is_left(

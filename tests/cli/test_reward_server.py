@@ -181,3 +181,15 @@ def test_a_run_without_its_server_is_refused_and_leaves_nothing(
     result = invoke("train", tmp_path / "alone.yaml")
     assert "the reward server http://127.0.0.1:9 cannot be used" in result.one_line_error()
     assert not config.output_dir.exists()
+
+
+def test_a_run_tells_that_it_waits_and_leaves_nothing_when_that_was_in_vain(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflow_rl.rewards.remote.client.POLL_S", 0.05)
+    config = _config(tmp_path, "alone", 1, url="http://127.0.0.1:9", wait_s=0.2)
+    result = invoke("train", tmp_path / "alone.yaml")
+    assert result.exit_code == 2
+    assert "waiting 0.2 s for http://127.0.0.1:9: no connection" in result.stdout
+    assert "the reward server http://127.0.0.1:9 cannot be used" in result.stderr
+    assert not config.output_dir.exists()

@@ -72,6 +72,33 @@ def test_fingerprint_sees_what_decides_the_numbers(load_with: LoadWith, override
     assert load_with(override).fingerprint() != load_with().fingerprint()
 
 
+SERVED = "{url: 'http://a:1', batch_size: 2}"
+
+
+@pytest.mark.parametrize(
+    ("server", "same"),
+    [
+        ("{url: 'http://b:2', batch_size: 2, wait_s: 9, retries: 0, in_flight: 1}", True),
+        ("{url: 'http://a:1', batch_size: 2, request_timeout_s: 5}", True),
+        ("{url: 'http://a:1', batch_size: 3}", False),
+        ("{url: 'http://a:1', batch_size: 2, media: float32}", False),
+        ("{url: 'http://a:1', batch_size: 2, reward: other}", False),
+        ("null", False),
+    ],
+)
+@pytest.mark.parametrize("index", [0, 1])
+def test_fingerprint_ignores_where_and_how_a_server_is_asked(
+    load_with: LoadWith, server: str, same: bool, index: int
+) -> None:
+    def of(*servers: str) -> str:
+        terms = ", ".join(f"{{name: motion_amount, server: {text}}}" for text in servers)
+        return load_with(f"rewards=[{terms}]").fingerprint()
+
+    servers = [SERVED, SERVED]
+    servers[index] = server
+    assert (of(*servers) == of(SERVED, SERVED)) is same
+
+
 def test_fingerprint_sees_the_order_of_stages(load_with: LoadWith) -> None:
     extra = "{task: i2v, samples: 2}"
     one = load_with(f"stages.a={extra}", "stages.b={task: i2v, samples: 3}")

@@ -1,6 +1,7 @@
 """The run directory belongs to one configuration and to one process at a time."""
 
 import errno
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -141,6 +142,40 @@ def test_run_from_before_a_key_was_added_is_read(load_with: LoadWith, tmp_path: 
     before["fingerprint"] = without.fingerprint(as_written=True)
     assert before["fingerprint"] != config.fingerprint()
     (tmp_path / "run" / "run.json").write_text(json.dumps(before))
+    assert load_run_config(tmp_path / "run") == config
+
+
+SERVER = "rewards.0.server={url: 'http://old:1'}"
+
+
+def test_a_run_goes_on_with_a_server_that_has_moved(load_with: LoadWith, tmp_path: Path) -> None:
+    create_run_dir(load_with(f"output_dir={tmp_path / 'run'}", SERVER))
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(path.read_text().replace("http://old:1", "http://new:2"))
+    moved = load_run_config(tmp_path / "run").rewards[0].server
+    assert moved is not None
+    assert moved.url == "http://new:2"
+
+
+@pytest.mark.parametrize("key_is_new", [False, True])
+def test_run_whose_fingerprint_counts_the_server_is_read(
+    load_with: LoadWith, tmp_path: Path, key_is_new: bool
+) -> None:
+    config = load_with(f"output_dir={tmp_path / 'run'}", SERVER)
+    create_run_dir(config)
+    path = tmp_path / "run" / "config.yaml"
+    if key_is_new:
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join(line for line in lines if "wait_s" not in line) + "\n")
+    content = load_config(path).model_dump(
+        mode="json", exclude={"output_dir", "logging", "guards"}, exclude_unset=True
+    )
+    assert ("wait_s" in content["rewards"][0]["server"]) is not key_is_new
+    content["stages"] = list(content["stages"].items())
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    before = hashlib.sha256(canonical.encode()).hexdigest()[:16]
+    assert before != config.fingerprint()
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"fingerprint": before}))
     assert load_run_config(tmp_path / "run") == config
 
 

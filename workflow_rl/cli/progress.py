@@ -11,11 +11,24 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from workflow_rl.config.run_dir import LOG_FILE
+
 if TYPE_CHECKING:
     from workflow_rl.evaluation.chain import Evaluation
     from workflow_rl.runtime.driver import ProgressEvent
 
-LOG_FILE = "train.log"
+
+class _WarningsShown(logging.Handler):
+    """Shows what the package warns of, beside the live line."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one warning."""
+        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class ConsoleListener:
@@ -101,13 +114,15 @@ def format_duration(seconds: float) -> str:
 
 @contextmanager
 def showing(run_dir: Path, console: Console | None = None) -> Iterator[ConsoleListener]:
-    """Show a run on the console, and keep what the package logs in ``train.log``."""
+    """Show a run and the package's warnings on the console; keep all it logs in ``train.log``."""
     console = console or Console()
     log = logging.getLogger("workflow_rl")
     handler = logging.FileHandler(run_dir / LOG_FILE, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     level = log.level
+    shown = _WarningsShown(console)
     log.addHandler(handler)
+    log.addHandler(shown)
     log.setLevel(logging.INFO)
     columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
     progress = Progress(*columns, console=console, disable=not console.is_terminal)
@@ -116,5 +131,6 @@ def showing(run_dir: Path, console: Console | None = None) -> Iterator[ConsoleLi
             yield ConsoleListener(console, progress, log)
     finally:
         log.setLevel(level)
+        log.removeHandler(shown)
         log.removeHandler(handler)
         handler.close()

@@ -215,11 +215,13 @@ class LoggingConfig(ConfigModel):
     rollouts: RolloutsConfig = Field(RolloutsConfig(), description="Samples kept to look at.")
 
 
-_NO_NUMBERS: Mapping[str, bool | set[str]] = {
-    "output_dir": True,
-    "logging": True,
-    "guards": True,
+_NO_NUMBERS_AT_FIRST: Mapping[str, Any] = {"output_dir": True, "logging": True, "guards": True}
+"""What the fingerprints of older run directories leave out."""
+_SERVING = {"url", "in_flight", "retries", "request_timeout_s", "wait_s"}
+_NO_NUMBERS: Mapping[str, Any] = {
+    **_NO_NUMBERS_AT_FIRST,
     "training": {"max_unscored_iterations"},
+    "rewards": {"__all__": {"server": _SERVING}},
 }
 """What can differ between runs that give the same numbers."""
 
@@ -314,16 +316,32 @@ class RunConfig(ConfigModel):
                 )
         return self
 
-    def fingerprint(self, *, as_written: bool = False) -> str:
-        """Return a digest of what decides the run's numbers: not output, logs, guards, patience.
+    def fingerprint(self, *, as_written: bool = False, as_at_first: bool = False) -> str:
+        """Return a digest of what decides the run's numbers.
 
-        ``as_written`` leaves out what the file does not say: of a file that a run wrote before a
-        key was added, it is the fingerprint of that time.
+        That is all but output, logs, guards, patience, and where and how servers are asked.
+
+        Parameters
+        ----------
+        as_written
+            Leave out what the file does not say: of a file that a run wrote before a key was
+            added, it is the fingerprint of that time.
+        as_at_first
+            Count patience and servers' addresses, as the first run directories did.
         """
-        content = self.model_dump(mode="json", exclude=dict(_NO_NUMBERS), exclude_unset=as_written)
+        exclude = _NO_NUMBERS_AT_FIRST if as_at_first else _NO_NUMBERS
+        content = self.model_dump(mode="json", exclude=dict(exclude), exclude_unset=as_written)
         content["stages"] = list(content["stages"].items())  # their order is part of the chain
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def fingerprints(self) -> set[str]:
+        """Return every fingerprint that a run of this configuration may have, older ones too."""
+        return {
+            self.fingerprint(as_written=as_written, as_at_first=as_at_first)
+            for as_written in (False, True)
+            for as_at_first in (False, True)
+        }
 
     def dump_yaml(self) -> str:
         """Return the configuration as YAML that `load_config` reads back to an equal one."""

@@ -22,6 +22,7 @@ from workflow_rl.errors import UserError
 CONFIG_FILE = "config.yaml"
 RUN_FILE = "run.json"
 LOCK_FILE = ".lock"
+LOG_FILE = "train.log"
 RECORDED_PACKAGES = ("workflow-rl", "torch", "diffusers", "transformers", "numpy")
 
 
@@ -56,7 +57,7 @@ def check_new_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
         )
     if overwrite:
         return
-    if read_fingerprint(run_dir) != config.fingerprint():
+    if read_fingerprint(run_dir) not in config.fingerprints():
         raise UserError(
             f"output_dir {run_dir} was left by another configuration; give another with "
             "output_dir=PATH, or replace that run with --overwrite"
@@ -127,8 +128,8 @@ def hub_models(config: RunConfig) -> dict[str, dict[str, str]]:
 
 
 def discard_unused_run_dir(run_dir: Path) -> None:
-    """Remove a run directory that holds nothing but what `create_run_dir` and the lock made."""
-    if {path.name for path in run_dir.iterdir()} <= {CONFIG_FILE, RUN_FILE, LOCK_FILE}:
+    """Remove a run directory that holds only what `create_run_dir`, lock and log made."""
+    if {path.name for path in run_dir.iterdir()} <= {CONFIG_FILE, RUN_FILE, LOCK_FILE, LOG_FILE}:
         shutil.rmtree(run_dir)
 
 
@@ -146,7 +147,7 @@ def load_run_config(run_dir: Path) -> RunConfig:
             "output_dir of a `workflow-rl train`"
         )
     config = load_config(run_dir / CONFIG_FILE)
-    if read_fingerprint(run_dir) not in (config.fingerprint(), config.fingerprint(as_written=True)):
+    if read_fingerprint(run_dir) not in config.fingerprints():
         raise UserError(
             f"{run_dir / CONFIG_FILE} is not what the run began with; undo the change, or train "
             "with it in another output_dir"
