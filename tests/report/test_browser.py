@@ -67,6 +67,14 @@ page.onload = () => {
   set("reward", "travel");
   const first = inner.querySelector(".group:not([hidden])");
   told.rewards = [...new Set([...first.querySelectorAll(".reward")].map((e) => e.textContent))];
+  told.credits = Object.fromEntries([...inner.querySelectorAll(".group")].map((group) => {
+    const credits = [...group.querySelectorAll("li[data-stage] > .sample")].map((sample) => [
+      sample.querySelector(".name").textContent,
+      sample.querySelector(".chip")?.textContent ?? null,
+    ]);
+    const { iteration, prompt } = group.dataset;
+    return [`${iteration}: ${prompt}`, Object.fromEntries(credits)];
+  }));
   told.unnamed = [...elements].filter((e) => !e.labels?.length && !e.textContent.trim()
     && e.tagName !== "OUTPUT").length;
   document.getElementById("told").textContent = JSON.stringify(told);
@@ -105,9 +113,26 @@ def probe(folder: Path, width: int) -> dict[str, Any]:
     return found
 
 
+def saved_credits(run: Path) -> dict[str, dict[str, str | None]]:
+    """Return each saved group's samples with their advantages to two decimals, None if failed."""
+    groups: dict[str, dict[str, str | None]] = {}
+    for path in run.glob("rollouts/*.json"):
+        rollout = json.loads(path.read_text())
+        for group in rollout["groups"]:
+            nodes = [node for child in group["children"] for node in (child, *child["children"])]
+            groups[f"{rollout['iteration']}: {group['prompt']}"] = {
+                f"{node['stage']} {'.'.join(str(place + 1) for place in node['path'])}": None
+                if node["failed"]
+                else f"{node['advantage']:+.2f}".replace("-", "\N{MINUS SIGN}")
+                for node in nodes
+            }
+    return groups
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_fits_and_its_filters_change_what_is_shown(tmp_path: Path, width: int) -> None:
-    build_report(make_run(tmp_path / "run", Size(branches=3)))
+    run = make_run(tmp_path / "run", Size(branches=3))
+    build_report(run)
     told = probe(tmp_path, width)
     assert (told["wide"], told["outside"], told["unnamed"]) == (0, 0, 0)
     assert [iteration for iteration, _ in told["first"]] == [4, 4]
@@ -118,6 +143,7 @@ def test_the_page_fits_and_its_filters_change_what_is_shown(tmp_path: Path, widt
     assert (told["failures"], told["prompt"], told["range"]) == (4, 2, 0)
     assert told["rewards"] == ["2.00"]  # of the samples, the sentences and the heading
     assert told["old"] == [2, 2, 4, 4]
+    assert told["credits"] == saved_credits(run)
     images, videos = 4 * 3, 4 * 9
     assert told["pictures"] == [images, videos]
     assert told["images"] == [images, 0]
