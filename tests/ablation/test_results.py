@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,12 +120,36 @@ def _other_prompts(run_dir: Path) -> None:
     path.write_text(path.read_text().replace(PROMPTS[0], "a purple square"))
 
 
+def _no_text(run_dir: Path) -> None:
+    (run_dir / "metrics.jsonl").write_bytes(b'{"iteration": 0}\n\xff\xfe\n')
+
+
+def _change_last(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines[-1])
+    write_lines(path, lines)
+
+
+def _a_line_without_samples(run_dir: Path) -> None:
+    _change_last(run_dir / "metrics.jsonl", lambda line: line.pop("samples/i2v"))
+
+
+def _fewer_prompts_after_a_stop(run_dir: Path) -> None:
+    def halve(line: dict[str, Any]) -> None:
+        line |= {name: line[name][:4] for name in ("prompts", "seeds", "scores")}
+
+    _change_last(run_dir / "evaluations.jsonl", halve)
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         (_no_samples, r"has no samples/t2i in metrics\.jsonl.*delete it to train it anew"),
         (_no_evaluations, r"has no evaluations\.jsonl.*delete it"),
         (_damaged, r"line 1 is no JSON"),
+        (_no_text, r"metrics\.jsonl line 2 is no JSON: remove that line"),
+        (_a_line_without_samples, r"iteration 4 in metrics\.jsonl has no samples/i2v.*delete"),
+        (_fewer_prompts_after_a_stop, r"on other prompts before a stop than after it; delete"),
         (_other_prompts, r"was evaluated on other prompts than nested/seed0; delete"),
     ],
 )

@@ -80,7 +80,7 @@ def read_finished(jobs: Sequence[Job]) -> tuple[dict[str, RunResult], dict[str, 
             faults[job.name] = " ".join(str(error).split())
             continue
         first = next(iter(runs.values()), result)
-        if any(_samples(e) != _samples(first.evaluations[0]) for e in result.evaluations):
+        if _samples(result.evaluations[0]) != _samples(first.evaluations[0]):
             faults[job.name] = (
                 f"was evaluated on other prompts than {first.name}; delete {job.run_dir} to train "
                 "it anew"
@@ -100,7 +100,8 @@ def read_result(job: Job) -> RunResult:
     Raises
     ------
     UserError
-        If a file is damaged, or lacks what this version writes.
+        If a file is damaged, or lacks what this version writes, or its evaluations are of
+        different samples.
     """
     data = read_run(job.run_dir)
     stages = job.config.stages
@@ -110,6 +111,11 @@ def read_result(job: Job) -> RunResult:
         raise UserError(
             f"{job.run_dir} has {what}, as other versions of workflow-rl leave it; delete it to "
             "train it anew"
+        )
+    if any(_samples(e) != _samples(data.evaluations[0]) for e in data.evaluations):
+        raise UserError(
+            f"{job.run_dir} was evaluated on other prompts before a stop than after it; delete it "
+            "to train it anew"
         )
     made = {name: _counts(data, name) for name in stages}
     last = made[list(stages)[-1]]
@@ -150,7 +156,14 @@ def _share(stage: str) -> str:
 
 def _counts(data: RunData, stage: str) -> list[int]:
     """Return the samples that a stage made in each iteration."""
-    return [int(count) for count in data.metrics[_made(stage)]]
+    counts = data.metrics[_made(stage)]
+    for iteration, count in zip(data.iterations, counts, strict=True):
+        if math.isnan(count):
+            raise UserError(
+                f"the line of iteration {iteration} in metrics.jsonl has no {_made(stage)}, so it "
+                "is damaged; delete the run's directory to train it anew"
+            )
+    return [int(count) for count in counts]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -177,12 +177,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         return []
-    whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
     lines = []
     for number, text in enumerate(whole.splitlines(), start=1):
         try:
-            line = json.loads(text)
-        except json.JSONDecodeError as error:
+            line = json.loads(text.decode("utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise UserError(f"{path} line {number} is no JSON: remove that line") from error
         if not isinstance(line, dict) or "iteration" not in line:
             raise UserError(f"{path} line {number} has no iteration: remove that line")
@@ -193,7 +193,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is no JSON: remove it, or restore what the run wrote") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no JSON object: remove it, or restore what the run wrote")
