@@ -366,6 +366,15 @@ class FamilyContract(MemoryContract):
                 adapter.resolve(self.case.requests(**fields)[0])
             assert "\n" not in str(caught.value)
 
+    def test_one_step_is_made_or_is_one_line(self, instance: ModelInstance) -> None:
+        requests = self.case.requests(num_inference_steps=1)
+        if instance.adapter.scheduler.config.get("shift_terminal"):
+            with pytest.raises(UserError, match="cannot sample in 1 step"):
+                instance.adapter.resolve(requests[0])
+            return
+        media, _ = rollout_loop(instance, "denoise", requests, profile=ExecutionProfile.SERVE)
+        assert media.isfinite().all()
+
     def test_guidance_is_known_before_loading(self, folder: Path, instance: ModelInstance) -> None:
         """The JSON of a folder tells what the loaded model has."""
         family = FAMILIES[read_model_index(folder)["_class_name"]]

@@ -47,6 +47,7 @@ from workflow_rl.models.request_checks import (
     check_grid,
     check_guidance,
     check_images,
+    check_steps,
     check_text_length,
 )
 from workflow_rl.request import DiffusionParams, Request, TaskType
@@ -184,6 +185,7 @@ class PipelineAdapter(ABC):
         params = request.params.filled(self.card.defaults)
         params = params.filled(self._defaults(request, params))
         check_grid(self.card, params, self.grid, self.media_kind)
+        check_steps(self.card, params, self.scheduler.config)
         check_guidance(
             self.card,
             request,

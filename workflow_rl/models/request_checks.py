@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -41,6 +42,18 @@ def check_grid(card: ModelCard, params: DiffusionParams, grid: Grid, kind: Media
     if kind is MediaKind.VIDEO and (frames is None or frames < 1 or (frames - 1) % grid.frames):
         raise UserError(
             f"{card.model_id} cannot make {frames} frames: give a multiple of {grid.frames} plus 1"
+        )
+
+
+def check_steps(card: ModelCard, params: DiffusionParams, scheduler: Mapping[str, Any]) -> None:
+    """Raise a UserError for one step of a schedule that is stretched to a last sigma.
+
+    The only step begins at sigma 1, which no stretch moves: the stock scheduler divides 0 by 0.
+    """
+    if params.num_inference_steps == 1 and scheduler.get("shift_terminal"):
+        raise UserError(
+            f"{card.model_id} cannot sample in 1 step: its scheduler stretches the steps to end at "
+            f"shift_terminal {scheduler['shift_terminal']}; give num_inference_steps of 2 or more"
         )
 
 
