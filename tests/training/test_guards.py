@@ -246,9 +246,37 @@ def test_an_older_checkpoint_has_no_quantiles(
     state = guards.state()
     del state["stopped_by"]
     for values in state["guards"].values():
-        del values["samples"], values["quantiles"]
+        del values["samples"], values["quantiles"], values["threshold"]
     resumed = Guards(config, tmp_path)
     resumed.restore(state, pytest.fail)
     written = json.loads((tmp_path / "guards.json").read_text())["guards"]["brightness/v"]
     assert written["quantiles"] == []
     assert [alarm.iteration for alarm in _look(resumed, monkeypatch, [3])] == [3]
+
+
+@pytest.mark.parametrize(
+    ("values", "deviations", "stops"),
+    [
+        ([6, 3], 4.0, False),  # farther away at its alarm than it is now
+        ([3, 4], 4.0, True),  # farther away now
+        ([3, 4], 5.0, False),
+        ([3, 4], 1.0, True),
+        ([1], 1.0, False),  # in drift only now: the next iteration has the alarm
+    ],
+)
+def test_another_threshold_judges_what_there_is_now(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    values: list[float],
+    deviations: float,
+    stops: bool,
+) -> None:
+    """A brightness of 1 is a drift of 1.1 deviations; the threshold was 2."""
+    settings: dict[str, Any] = {"baseline_iterations": 2, "window": 1, "action": "stop"}
+    guards = Guards(GuardsConfig(**settings), tmp_path)
+    _look(guards, monkeypatch, [0, 0, *values])
+    resumed = Guards(GuardsConfig(**settings, deviations=deviations), tmp_path)
+    resumed.restore(guards.state(), lambda _: None)
+    assert (resumed.stop_reason() is not None) == stops
+    if not stops:
+        assert len(_look(resumed, monkeypatch, [6])) == 1

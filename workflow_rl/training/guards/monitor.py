@@ -92,6 +92,17 @@ class _Guard:
             return True
         return False
 
+    def judge_again(self, before: float | None) -> None:
+        """Hold an alarm raised at the threshold ``before`` to the present drift, and threshold.
+
+        None where a checkpoint has it not: the drift of the alarm counts then. A guard that is not
+        in drift stays so: where its threshold was lowered, the next iteration raises the alarm.
+        """
+        size = self.alarmed
+        if before not in (None, self.threshold) and self.alarmed:
+            size = abs(self.drift()[1])
+        self.alarmed = size if size > self.threshold else 0.0
+
     @property
     def excess(self) -> float:
         """The drift as a multiple of the threshold."""
@@ -261,6 +272,7 @@ class Guards:
                     "squares": guard.squares,
                     "recent": list(guard.recent),
                     "alarmed": guard.alarmed,
+                    "threshold": guard.threshold,
                     "samples": guard.samples,
                     "quantiles": guard.quantiles,
                 }
@@ -291,8 +303,7 @@ class Guards:
             guard.recent.extend(values["recent"])
             guard.samples = list(values.get("samples", []))
             guard.quantiles = list(values.get("quantiles", []))
-            if guard.alarmed <= guard.threshold:  # the threshold was raised
-                guard.alarmed = 0.0
+            guard.judge_again(values.get("threshold"))
         stopping = self._stopping()
         for name in state.get("stopped_by", ()):
             if name not in stopping:
