@@ -94,6 +94,23 @@ def test_the_same_run_goes_on_whatever_overwrite_says(tmp_path: Path) -> None:
     assert iterations_done(job) == 4
 
 
+def test_a_run_goes_on_with_the_guards_logging_and_patience_of_today(tmp_path: Path) -> None:
+    old = make_jobs(build_variants(make_config(tmp_path)), [0], tmp_path)[0]
+    prepare(old)
+    changed = make_config(
+        tmp_path,
+        training={"iterations": 4, "max_unscored_iterations": 9},
+        guards={"action": "stop"},
+        logging={"tensorboard": False},
+    )
+    new = make_jobs(build_variants(changed), [0], tmp_path)[0]
+    assert new.config != old.config
+    assert not is_stale(new)
+    prepare(new)
+    assert load_run_config(new.run_dir) == new.config
+    assert not list(new.run_dir.glob(".*.part"))
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_what_is_no_run_is_never_replaced(tmp_path: Path, overwrite: bool) -> None:
     job = make_jobs(build_variants(make_config(tmp_path)), [0], tmp_path)[0]

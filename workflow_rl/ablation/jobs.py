@@ -146,7 +146,10 @@ def is_stale(job: Job) -> bool:
 
 
 def prepare(job: Job) -> None:
-    """Make the run's directory with its ``config.yaml``, unless it holds this run already.
+    """Make the run's directory with its ``config.yaml``.
+
+    A directory that holds this run already gets the new ``config.yaml``: guards, logging and
+    patience are no part of the fingerprint, and the run goes on with those that are wanted now.
 
     A run of another configuration is replaced; `check_jobs` has refused it where that is not
     wanted.
@@ -158,3 +161,7 @@ def prepare(job: Job) -> None:
     """
     if not exists(job) or is_stale(job):
         create_run_dir(job.config, overwrite=(job.run_dir / RUN_FILE).is_file())
+        return
+    temporary = job.run_dir / f".{CONFIG_FILE}.part"
+    temporary.write_text(job.config.dump_yaml(), encoding="utf-8")
+    temporary.replace(job.run_dir / CONFIG_FILE)
