@@ -247,6 +247,7 @@ def test_an_older_checkpoint_has_no_quantiles(
     del state["stopped_by"]
     for values in state["guards"].values():
         del values["samples"], values["quantiles"], values["threshold"]
+    del state["baseline_iterations"]
     resumed = Guards(config, tmp_path)
     resumed.restore(state, pytest.fail)
     written = json.loads((tmp_path / "guards.json").read_text())["guards"]["brightness/v"]
@@ -280,3 +281,21 @@ def test_another_threshold_judges_what_there_is_now(
     assert (resumed.stop_reason() is not None) == stops
     if not stops:
         assert len(_look(resumed, monkeypatch, [6])) == 1
+
+
+@pytest.mark.parametrize("asked", [1, 2, 5])
+def test_the_start_is_that_which_the_run_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int
+) -> None:
+    """Stopped after two of three iterations of the start, and resumed twice."""
+    guards = Guards(GuardsConfig(baseline_iterations=3, window=1), tmp_path)
+    _look(guards, monkeypatch, [0, 0])
+    for values, said in (([0], []), ([1, 3], [4])):
+        told: list[str] = []
+        resumed = Guards(GuardsConfig(baseline_iterations=asked, window=1), tmp_path)
+        resumed.restore(guards.state(), told.append)
+        assert [alarm.iteration for alarm in _look(resumed, monkeypatch, values)] == said
+        (line,) = told
+        assert f"guards.baseline_iterations is {asked}, but this run began with 3" in line
+        guards = resumed
+    assert json.loads((tmp_path / "guards.json").read_text())["baseline_iterations"] == 3

@@ -130,6 +130,7 @@ class Guards:
         self.alarms = IterationLog(run_dir / ALARMS_FILE)
         self._guards: dict[str, _Guard] = {}
         self._seen = 0
+        self._baseline_iterations = config.baseline_iterations
 
     def look(
         self, iteration: int, outputs: tuple[StageOutput, ...], metrics: Mapping[str, float]
@@ -150,7 +151,7 @@ class Guards:
         alarms : list of Alarm
         """
         found, alarms = {}, []
-        learning = self._seen < self.config.baseline_iterations
+        learning = self._seen < self._baseline_iterations
         for name, values in self._measure(outputs, metrics).items():
             guard = self._guard(name)
             finite = values[values.isfinite()].double()
@@ -164,7 +165,7 @@ class Guards:
             if guard.is_alarm(deviations):
                 alarms.append(self._alarm(iteration, name))
         self._seen += 1
-        if self._seen == self.config.baseline_iterations:
+        if self._seen == self._baseline_iterations:
             for guard in self._guards.values():
                 guard.complete()
             self.write_baseline()
@@ -246,7 +247,7 @@ class Guards:
         }
         content = {
             "guards": guards,
-            "baseline_iterations": self.config.baseline_iterations,
+            "baseline_iterations": self._baseline_iterations,
             "window": self.config.window,
         }
         if not guards:
@@ -264,6 +265,7 @@ class Guards:
         """Return what resume needs, as JSON types."""
         return {
             "seen": self._seen,
+            "baseline_iterations": self._baseline_iterations,
             "stopped_by": self._stopping(),
             "guards": {
                 name: {
@@ -283,6 +285,8 @@ class Guards:
     def restore(self, state: Mapping[str, Any] | None, tell: Callable[[str], None]) -> None:
         """Go on from what :meth:`state` returned; thresholds and action are the configuration's.
 
+        The baseline's iterations stay those that the run began with.
+
         A checkpoint from before there were guards has no state, and one of a run that watched
         nothing has no guards in it: what is left of the start is not known, and a baseline of
         later iterations would hide a drift, so the guards are off, in what comes after it too.
@@ -296,6 +300,13 @@ class Guards:
             self.config = self.config.model_copy(update={"watch": ()})
             return
         self._seen = state["seen"]
+        asked = self.config.baseline_iterations
+        self._baseline_iterations = state.get("baseline_iterations", asked)
+        if asked != self._baseline_iterations:
+            tell(
+                f"guards.baseline_iterations is {asked}, but this run began with "
+                f"{self._baseline_iterations} and keeps to it: what the start is can't change"
+            )
         for name, values in state["guards"].items():
             guard = self._guard(name)
             guard.count, guard.mean = values["count"], values["mean"]
@@ -308,7 +319,7 @@ class Guards:
         for name in state.get("stopped_by", ()):
             if name not in stopping:
                 tell(f"guard {name} had stopped this run; it goes on, as its config.yaml now says")
-        if self._seen >= self.config.baseline_iterations:
+        if self._seen >= self._baseline_iterations:
             self.write_baseline()
 
 
