@@ -366,11 +366,11 @@ def test_each_target_layer_has_its_lora(folder: Path, targets: Any, words: str) 
 def test_a_lora_of_another_layer_or_rank_is_refused(folder: Path) -> None:
     reward, step = save_adapter(folder)
     lora = load_file(step / ADAPTER)
-    other = {name.replace("q_proj", "o_proj"): tensor for name, tensor in lora.items()}
+    other = {name.replace("q_proj", "o_proj"): tensor.clone() for name, tensor in lora.items()}
     save_tensors(step / ADAPTER, lora | other)
     with pytest.raises(UserError, match=r"has .*o_proj\.lora_A\.weight, of no layer"):
         reward.load()
-    narrow = {name: tensor[:1] for name, tensor in lora.items()}
+    narrow = {name: tensor[:1].clone() for name, tensor in lora.items()}
     save_tensors(step / ADAPTER, narrow)
     with pytest.raises(UserError, match=r"lora_A\.weight has shape \(1, 32\).* needs \(2, 32\)"):
         reward.load()

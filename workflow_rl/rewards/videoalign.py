@@ -2,18 +2,26 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workflow_rl.errors import UserError
 from workflow_rl.rewards.base import RewardBatch, RewardScores
 from workflow_rl.rewards.pixels import resize_uint8, to_uint8
 from workflow_rl.rewards.prompt_template import read_template
-from workflow_rl.rewards.qwen_vl import QwenReader, merge_lora, rename, smart_resize
+from workflow_rl.rewards.qwen_vl import (
+    EMBEDDING,
+    LORA,
+    QwenReader,
+    merge_lora,
+    rename,
+    smart_resize,
+)
 from workflow_rl.rewards.weights import (
     Lazy,
     load_pretrained,
@@ -119,7 +127,7 @@ class VideoAlign:
             )
         template = read_template(self.template, TEMPLATE, TOKENS)
         config = read_config(self.checkpoint)
-        state = read_checkpoint(self.checkpoint, config["peft_lora_config"], self.base)
+        state = read_checkpoint(self.checkpoint, config, self.base)
         head_KD = state.pop(HEAD, None)
         if head_KD is None or len(head_KD) not in (1, 3) or not head_KD.isfinite().all():
             raise UserError(f"{self.checkpoint} has no {HEAD} of 1 or 3 rows: download it again")
@@ -186,20 +194,27 @@ def read_norms(config: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     return {name: (float(given[f"{name}_mean"]), float(given[f"{name}_std"])) for name in NORMS}
 
 
-def read_checkpoint(folder: Path, lora: Mapping[str, Any], base: str) -> dict[str, Tensor]:
+def read_checkpoint(folder: Path, config: Mapping[str, Any], base: str) -> dict[str, Tensor]:
     """All tensors of a checkpoint, LoRA merged, under the names of ``Qwen2VLModel``.
 
     The newest ``checkpoint-<n>/`` holds ``model.safetensors``, or ``adapter_model.safetensors``
-    and ``non_lora_state_dict.safetensors`` on top of the weights of ``base``.
+    with ``adapter_config.json`` and ``non_lora_state_dict.safetensors`` on top of the weights of
+    ``base``. Only what was frozen in training comes from ``base``.
+
+    Parameters
+    ----------
+    config : mapping
+        What :func:`read_config` returned.
 
     Raises
     ------
     UserError
-        It holds neither.
+        It holds neither, or the second without a tensor that was trained.
     """
     steps = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     if not steps:
         raise UserError(f"{folder} has no folder checkpoint-<n>: give the checkpoint's folder")
+    lora = config["peft_lora_config"]
     rank, alpha = lora["lora_r"], lora["lora_alpha"]
     scale = alpha / (math.sqrt(rank) if lora.get("use_rslora") else rank)
     if (steps[-1] / "model.safetensors").is_file():
@@ -208,7 +223,116 @@ def read_checkpoint(folder: Path, lora: Mapping[str, Any], base: str) -> dict[st
 
     files = ("non_lora_state_dict.safetensors", "adapter_model.safetensors")
     paths = [weight_file(str(steps[-1] / file)) for file in files]
-    state = dict(load_pretrained(Qwen2VLModel, base, unused=[r"^lm_head\."]).state_dict())
+    targets = read_targets(steps[-1] / "adapter_config.json")
+    model = load_pretrained(Qwen2VLModel, base, unused=[r"^lm_head\."])
+    trained: dict[str, Tensor] = {}
     for path in paths:
-        state |= rename(read_tensors(path))
-    return merge_lora(state, scale)
+        trained |= rename(read_tensors(path))
+    check_trained(steps[-1], trained, trained_in_full(model, config))
+    check_lora(steps[-1], trained, lora_layers(model, targets), rank)
+    return merge_lora(dict(model.state_dict()) | trained, scale)
+
+
+def read_targets(path: Path) -> str | list[str]:
+    """``target_modules`` of PEFT's ``adapter_config.json``: names or their ends, or one pattern.
+
+    Raises
+    ------
+    UserError
+        The file is not there, or says nothing of the kind.
+    """
+    try:
+        targets = json.loads(path.read_text(encoding="utf-8"))["target_modules"]
+        if isinstance(targets, str):
+            re.compile(targets)
+            return targets
+        return [str(target) for target in targets]
+    except (OSError, ValueError, KeyError, TypeError, re.error) as error:
+        raise UserError(
+            f"{path} does not say which layers have a LoRA ({error!r}): download it again, "
+            f"next to adapter_model.safetensors"
+        ) from error
+
+
+def lora_layers(model: nn.Module, targets: str | list[str]) -> dict[str, tuple[int, int]]:
+    """Linear layers of ``Qwen2VLModel`` that ``targets`` name, with their inputs and outputs.
+
+    By PEFT's rule: a list names modules or ends of their names, a text is a regular expression for
+    the whole name. The names are those in the authors' model, of before transformers 4.52 or since.
+    """
+
+    def is_target(name: str) -> bool:
+        names = (re.sub(r"^language_model\.", "model.", name), f"model.{name}")
+        if isinstance(targets, str):
+            return any(re.fullmatch(targets, alias) for alias in names)
+        return any(f".{alias}".endswith(f".{target}") for alias in names for target in targets)
+
+    return {
+        name: (module.in_features, module.out_features)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and is_target(name)
+    }
+
+
+def trained_in_full(model: nn.Module, config: Mapping[str, Any]) -> list[str]:
+    """Tensors that a checkpoint with LoRA must hold whole, by the authors' ``train_reward.py``.
+
+    The head; the embeddings, as ``base`` has none of the special tokens; and of the vision tower
+    what was neither frozen nor given a LoRA: in the published recipe, all of it.
+    """
+    names = [HEAD, EMBEDDING]
+    if config["peft_lora_config"].get("vision_lora"):
+        return names
+    recipe = config.get("model_config") or {}
+    tower = not recipe.get("freeze_vision_tower", False)
+    merger = recipe.get("tune_merger", tower)
+    return names + [
+        name
+        for name, _ in model.named_parameters()
+        if name.startswith("visual.") and (merger if ".merger." in name else tower)
+    ]
+
+
+def check_trained(step: Path, trained: Mapping[str, Tensor], names: list[str]) -> None:
+    """Raise a UserError that names the first tensor that was trained in full and is missing."""
+    for name in names:
+        if name not in trained:
+            raise UserError(
+                f"{step} lacks {name}, which was trained and is not in the base model: download "
+                f"and convert non_lora_state_dict again"
+            )
+
+
+def check_lora(
+    step: Path, trained: Mapping[str, Tensor], layers: Mapping[str, tuple[int, int]], rank: int
+) -> None:
+    """Raise a UserError unless each of ``layers``, and no other, has its A and B of ``rank``."""
+    wanted: dict[str, tuple[int, int]] = {}
+    for layer, (inputs, outputs) in layers.items():
+        wanted |= {f"{layer}.A": (rank, inputs), f"{layer}.B": (outputs, rank)}
+    if not wanted:
+        raise UserError(
+            f"{step}: target_modules of adapter_config.json name no layer of the base model: "
+            f"give the base it was made from, or download adapter_config.json again"
+        )
+    halves = {
+        f"{match[1]}.{match[2]}": tensor
+        for name, tensor in trained.items()
+        if (match := LORA.fullmatch(name))
+    }
+    mend = "download adapter_model.safetensors and adapter_config.json again"
+    for half, shape in wanted.items():
+        layer, which = half.rsplit(".", 1)
+        if half not in halves:
+            raise UserError(f"{step} lacks {layer}.lora_{which}.weight: {mend}")
+        if halves[half].shape != shape:
+            raise UserError(
+                f"{step}: {layer}.lora_{which}.weight has shape {tuple(halves[half].shape)}, "
+                f"the layer needs {shape}: {mend}"
+            )
+    for half in sorted(halves.keys() - wanted.keys()):
+        layer, which = half.rsplit(".", 1)
+        raise UserError(
+            f"{step} has {layer}.lora_{which}.weight, of no layer that adapter_config.json "
+            f"names: {mend}"
+        )
