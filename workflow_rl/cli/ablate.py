@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from workflow_rl.ablation.commits import keep_commits
 from workflow_rl.cli.preflight import check_inputs, check_rewards_import, with_commits
 from workflow_rl.cli.train import STOPPED_EXIT_CODE
 from workflow_rl.config import RunConfig, load_config
@@ -90,11 +91,12 @@ def ablate(
     if any(override.partition("=")[0] == "seed" for override in overrides or ()):
         raise UserError("seed is set for each run here; give --seeds instead, such as --seeds 3")
     config = load_config(config_path, overrides or [])
+    out = output or config.output_dir.with_name(f"{config.output_dir.name}-ablation")
+    config = keep_commits(config, out)
     check_inputs(config)
     config = with_commits(config)
     numbers = parse_seeds(seeds)
     slots = make_slots(jobs, parse_devices(devices, config))
-    out = output or config.output_dir.with_name(f"{config.output_dir.name}-ablation")
     if out.is_file() or (out / RUN_FILE).is_file():
         what = "a file" if out.is_file() else "the directory of a run"
         raise UserError(f"{out} is {what}; give another directory with --output")
