@@ -49,8 +49,8 @@ class FaultyServer:
     """Scores samples by :func:`mean_of`.
 
     ``reply`` makes of the proper results what is sent: an int is a status, bytes a body, a list
-    the results; ``HALF`` closes half-way, ``DRIP`` comes a byte at a time. ``headers`` go with every
-    answer; ``connections`` counts those that clients opened, which stay open between requests.
+    the results; ``HALF`` closes half-way, ``DRIP`` comes a byte at a time. ``headers`` go with
+    every answer; ``connections`` counts those that clients opened; they stay open between requests.
     """
 
     def __init__(self, port: int = 0) -> None:
