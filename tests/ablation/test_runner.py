@@ -24,12 +24,16 @@ class Told:
         self.began: list[tuple[str, str]] = []
         self.done: list[tuple[str, int, float | None]] = []
         self.outcomes: dict[str, Outcome] = {}
+        self.stops = 0
 
     def started(self, job: Job, where: str) -> None:
         self.began.append((job.name, where))
 
     def progress(self, job: Job, done: int, reward: float | None) -> None:
         self.done.append((job.name, done, reward))
+
+    def stopping(self) -> None:
+        self.stops += 1
 
     def ended(self, job: Job, outcome: Outcome) -> None:
         self.outcomes[job.name] = outcome
@@ -121,5 +125,6 @@ def test_a_stop_asks_every_process_and_begins_no_other(jobs: list[Job]) -> None:
         "nested/seed0": "stopped",
         "shared/seed0": "stopped",
     }
+    assert told.stops == 1
     assert [job.run_dir.exists() for job in jobs] == [True, True, False, False]
     assert (jobs[0].run_dir / CONSOLE_FILE).read_text() == "asked\n"

@@ -104,6 +104,27 @@ def test_a_disk_that_is_full_for_the_video_leaves_no_image(
         assert not folder.parent.exists()
 
 
+def test_a_directory_in_the_place_of_the_video_leaves_the_image(
+    config: RunConfig, roles: list[WeightRole], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = [
+        StageOutput(stage, MediaKind.IMAGE, (), (0,), torch.rand(1, 3, 8, 8), None)
+        for stage in T2I_I2V.stages
+    ]
+    monkeypatch.setattr(generate, "run_chain", lambda *_, **__: outputs)
+    ask: dict[str, Any] = {"prompt": "a", "seed": 0, "output_dir": tmp_path / "made"}
+    first, last = sorted(generate.generate(config.workflow, config.stages, **ask))
+    last.unlink()
+    last.mkdir()
+    before = first.read_bytes()
+    for output in outputs:
+        output.media.zero_()
+    with pytest.raises(WorkflowRLError, match=rf"{last.name} is a directory.*nothing is written"):
+        generate.generate(config.workflow, config.stages, **ask)
+    assert first.read_bytes() == before
+    assert sorted((tmp_path / "made").iterdir()) == [first, last]
+
+
 def test_generate_writes_nothing_that_is_not_finite(
     config: RunConfig, roles: list[WeightRole], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

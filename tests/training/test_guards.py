@@ -290,7 +290,7 @@ def test_the_start_is_that_which_the_run_began_with(
     """Stopped after two of three iterations of the start, and resumed twice."""
     guards = Guards(GuardsConfig(baseline_iterations=3, window=1), tmp_path)
     _look(guards, monkeypatch, [0, 0])
-    for values, said in (([0], []), ([1, 3], [4])):
+    for values, said in (([0.0], []), ([1.0, 3.0], [4])):
         told: list[str] = []
         resumed = Guards(GuardsConfig(baseline_iterations=asked, window=1), tmp_path)
         resumed.restore(guards.state(), told.append)

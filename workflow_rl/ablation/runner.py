@@ -40,6 +40,9 @@ class Display(Protocol):
     def progress(self, job: Job, done: int, reward: float | None) -> None:
         """A run has done ``done`` iterations; ``reward`` is the last one's mean."""
 
+    def stopping(self) -> None:
+        """The runs that are going were asked to stop; told once, outside the signal's handler."""
+
     def ended(self, job: Job, outcome: Outcome) -> None:
         """The process of a run has ended, or could not begin."""
 
@@ -106,6 +109,7 @@ def run_jobs(
                 time.sleep(POLL_SECONDS)
                 if stop.requested and not asked:
                     _ask_to_stop(running)
+                    display.stopping()
                     asked = True
                 for run in list(running):
                     _tell(run, display)

@@ -87,6 +87,14 @@ class JobsDisplay:
             self._told[job.name] = part
             print_line(self._console, f"{job.name}: iteration {done}/{job.iterations}{shown}")
 
+    def stopping(self) -> None:
+        """The runs that are going were asked to stop."""
+        print_line(
+            self._console,
+            "stopping: each run ends its iteration with a checkpoint, and the same command goes "
+            "on from there; Ctrl-C once more ends them now, without one",
+        )
+
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A run has ended."""
         if job.name in self._tasks:

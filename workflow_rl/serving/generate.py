@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -88,7 +89,11 @@ def _appearing_together(folder: Path) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder, prefix=".part-") as building:
             yield Path(building)
-            for path in sorted(Path(building).iterdir()):
+            made_files = sorted(Path(building).iterdir())
+            for target in (folder / path.name for path in made_files):
+                if target.is_dir():  # before the first is moved
+                    raise IsADirectoryError(errno.EISDIR, f"{target.name} is a directory there")
+            for path in made_files:
                 path.replace(folder / path.name)
     except OSError as error:  # FFmpeg's of a full disk is one too
         for path in made:  # deepest first
