@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workflow_rl.errors import UserError
+from workflow_rl.whole_files import renamed_when_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +62,7 @@ def write_png(path: Path, image_CHW: Tensor, *, min_side: int = MIN_SIDE) -> Pat
     from PIL import Image
 
     frame_HWC = _pixels(_checked(image_CHW, 3).unsqueeze(1), min_side)[0]
-    with _renamed_when_whole(path) as temporary:
+    with renamed_when_whole(path) as temporary:
         Image.fromarray(frame_HWC).save(temporary, format="PNG")
     return path
 
@@ -117,7 +118,7 @@ def write_mp4(path: Path, video_CTHW: Tensor, fps: float, *, min_side: int = MIN
     padding = ((0, 0), (0, height % 2), (0, width % 2), (0, 0))
     frames_THWC = np.pad(frames_THWC, padding, mode="edge")
     with (
-        _renamed_when_whole(path) as temporary,
+        renamed_when_whole(path) as temporary,
         av.open(temporary, "w", format="mp4", options={"movflags": "+faststart"}) as container,
     ):
         rate = Fraction(fps).limit_denominator(1001)
@@ -197,7 +198,7 @@ def write_animation(path: Path, video_CTHW: Tensor, fps: float, *, min_side: int
         form, options = "WEBP", {"lossless": True}
     else:
         raise ValueError(f"an animation's name ends in .gif or .webp, got {path.name!r}")
-    with _renamed_when_whole(path) as temporary:
+    with renamed_when_whole(path) as temporary:
         frames[0].save(
             temporary,
             format=form,
@@ -257,18 +258,6 @@ def _readable(path: Path, kind: str, give: str) -> Iterator[None]:
         raise UserError(f"no {kind} at {path}: check the path") from error
     except (OSError, ValueError, IndexError) as error:
         raise UserError(f"{path} is not a whole {kind}: give {give}") from error
-
-
-@contextmanager
-def _renamed_when_whole(path: Path) -> Iterator[Path]:
-    """Give a temporary name beside ``path``; rename it to ``path`` unless the block raises."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _checked(media: Tensor, dimensions: int) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from workflow_rl.errors import UserError
+from workflow_rl.whole_files import write_whole
 
 CHECK_FILE = "weights_check.json"
 
@@ -25,10 +26,7 @@ class WeightsCheck:
 
 def write_check(run_dir: Path, check: WeightsCheck) -> None:
     """Write the check beside the run's figures, whole or not at all."""
-    path = run_dir / CHECK_FILE
-    temporary = path.with_name(f".{CHECK_FILE}.part")
-    temporary.write_text(json.dumps(asdict(check)) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(run_dir / CHECK_FILE, json.dumps(asdict(check)) + "\n")
 
 
 def read_check(run_dir: Path) -> WeightsCheck | None:

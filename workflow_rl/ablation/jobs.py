@@ -20,6 +20,7 @@ from workflow_rl.config.run_dir import (
 from workflow_rl.errors import UserError
 from workflow_rl.training.checkpoint_folders import checkpoint_folders
 from workflow_rl.training.metrics_log import METRICS_FILE
+from workflow_rl.whole_files import write_whole
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,4 @@ def prepare(job: Job) -> None:
     if not exists(job) or is_stale(job):
         create_run_dir(job.config, overwrite=(job.run_dir / RUN_FILE).is_file())
         return
-    temporary = job.run_dir / f".{CONFIG_FILE}.part"
-    temporary.write_text(job.config.dump_yaml(), encoding="utf-8")
-    temporary.replace(job.run_dir / CONFIG_FILE)
+    write_whole(job.run_dir / CONFIG_FILE, job.config.dump_yaml())

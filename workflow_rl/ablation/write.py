@@ -18,6 +18,7 @@ from workflow_rl.evaluation.statistics import PairedComparison
 from workflow_rl.report.charts import HEIGHT, LEFT, WIDTH, Chart, Series
 from workflow_rl.report.numbers import credit, number
 from workflow_rl.training.iteration_log import strict_json
+from workflow_rl.whole_files import write_whole
 
 COLOURS = ("#1f5fbf", "#b8500f", "#14743c", "#8b3fa8", "#8a6a00", "#0f7482")
 """Of the stand-alone plot; readable on white and on black."""
@@ -39,9 +40,7 @@ def write_all(result: AblationResult, out: Path) -> list[Path]:
     paths = []
     for ending, text in texts.items():
         path = out / f"ablation.{ending}"
-        temporary = out / f".{path.name}.part"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, text)
         paths.append(path)
     return paths
 

@@ -17,6 +17,7 @@ from workflow_rl.report.numbers import credit, number, percent, signed
 from workflow_rl.report.run_data import RunData, read_run
 from workflow_rl.report.views import evaluation, failures, guards, rewards, summary, training
 from workflow_rl.report.views.gallery import gallery
+from workflow_rl.whole_files import write_whole
 
 REPORT_FILE = "report.html"
 MEDIA_BUDGET = 24 * MEGABYTE
@@ -45,9 +46,7 @@ def build_report(run_dir: Path, *, media_budget: int = MEDIA_BUDGET) -> Path:
     """
     page = render(read_run(run_dir), Embedder(run_dir, media_budget))
     path = run_dir / REPORT_FILE
-    temporary = path.with_name(f".{REPORT_FILE}.part")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, page)
     return path
 
 

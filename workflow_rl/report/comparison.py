@@ -16,6 +16,7 @@ from workflow_rl.evaluation.statistics import Interval, PairedComparison
 from workflow_rl.report.forest import Bar, draw_forest
 from workflow_rl.report.numbers import number, percent, signed
 from workflow_rl.training.iteration_log import strict_json
+from workflow_rl.whole_files import write_whole
 
 JSON_FILE = "comparison.json"
 MARKDOWN_FILE = "comparison.md"
@@ -69,10 +70,7 @@ def write_before_after(comparison: Comparison, run_dir: Path) -> Path:
         "components": components,
     }
     path = run_dir / EVALUATION_FILE
-    temporary = path.with_name(f".{path.name}.tmp")
-    text = json.dumps(strict_json(content), indent=2, allow_nan=False)
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, json.dumps(strict_json(content), indent=2, allow_nan=False) + "\n")
     return path
 
 

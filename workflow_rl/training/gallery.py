@@ -13,6 +13,7 @@ import torch
 
 from workflow_rl.evaluation.media_files import LostMedia, shown
 from workflow_rl.training.methods.chain import Iteration
+from workflow_rl.whole_files import write_whole
 
 
 def save_groups(run_dir: Path, number: int, iteration: Iteration, groups: int = 2) -> LostMedia:
@@ -44,15 +45,10 @@ def save_groups(run_dir: Path, number: int, iteration: Iteration, groups: int = 
 
 
 def _write_json(folder: Path, record: dict[str, Any], lost: LostMedia) -> None:
-    path = folder.with_suffix(".json")
-    temporary = path.with_name(f".{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
-        temporary.replace(path)
+        write_whole(folder.with_suffix(".json"), json.dumps(record, allow_nan=False))
     except OSError as error:
         lost.add(error)
-        temporary.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 

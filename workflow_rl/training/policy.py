@@ -48,7 +48,7 @@ class StagePolicy:
         self.old_policy: dict[str, torch.Tensor] | None = None
         self.skipped_in_a_row = 0
         self.skipped_total = 0
-        self.seen_training: set[str] = set()  # components that had their first update
+        self.updated_components: set[str] = set()  # in this run
         self.versions_issued = self.version
         self._parameters: dict[str, nn.Parameter] | None = None
         self.masters: dict[str, torch.Tensor] = {}

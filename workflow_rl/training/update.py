@@ -142,9 +142,9 @@ def update_stage(
             gate.check(c2_tolerance, name)
         if statistics.count == 0:
             break
-        unseen = {step.component for step in record.steps} - policy.seen_training
+        unseen = {step.component for step in record.steps} - policy.updated_components
         grad_norm = apply_gradients(policy, statistics, unseen, iteration)
-        if unseen & policy.seen_training:
+        if unseen & policy.updated_components:
             check_output_changed(policy, record, finite, unseen)
         result.applied |= policy.skipped_in_a_row == 0
         result.pg_loss, result.ratio_mean = statistics.means()
@@ -298,7 +298,7 @@ def apply_gradients(
     policy.lower_masters()
     for component, checksum in before.items():
         check_first_update(policy, component, norms[component], checksum)
-        policy.seen_training.add(component)
+        policy.updated_components.add(component)
     if policy.ema is not None:
         policy.ema.update(policy.masters)
     return norm

@@ -22,6 +22,7 @@ from workflow_rl.training.guards.statistics import (
     sample_statistics,
 )
 from workflow_rl.training.iteration_log import IterationLog
+from workflow_rl.whole_files import write_whole
 from workflow_rl.workflow import StageOutput
 
 BASELINE_FILE = "guards.json"
@@ -252,10 +253,8 @@ class Guards:
         }
         if not guards:
             return
-        temporary = self.baseline_path.with_name(f".{self.baseline_path.name}.tmp")
         try:
-            temporary.write_text(json.dumps(content, sort_keys=True), encoding="utf-8")
-            temporary.replace(self.baseline_path)
+            write_whole(self.baseline_path, json.dumps(content, sort_keys=True))
         except OSError as error:
             raise WorkflowRLError(
                 f"cannot write {self.baseline_path}: {error}; make room and resume"
