@@ -13,7 +13,14 @@ from torch import Tensor
 from transformers import AddedToken, Qwen2VLModel
 
 from tests.rewards.tiny_networks import images, save_tensors
-from tests.rewards.tiny_qwen import HIDDEN, published, reward_model, save_base, tokenizer
+from tests.rewards.tiny_qwen import (
+    HIDDEN,
+    published,
+    reward_model,
+    save_base,
+    shrink_pictures,
+    tokenizer,
+)
 from workflow_rl.errors import UserError
 from workflow_rl.rewards import hpsv3, videoalign
 from workflow_rl.rewards.base import RewardBatch, score_safely
@@ -28,10 +35,7 @@ VIDEO_TEMPLATE = "Rate <|VQ_reward|> and <|MQ_reward|> of {text_prompt} <|TA_rew
 
 @pytest.fixture(autouse=True)
 def _small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few pixels, so that the tests are quick."""
-    monkeypatch.setattr(hpsv3, "PIXELS", 4 * 28 * 28)
-    monkeypatch.setattr(videoalign, "MIN_PIXELS", 2 * 28 * 28)
-    monkeypatch.setattr(videoalign, "MAX_PIXELS", 4 * 28 * 28)
+    shrink_pictures(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLModel
+
+from workflow_rl.rewards import hpsv3, videoalign
 
 HIDDEN = 32
 RESERVED = (
@@ -89,3 +92,10 @@ def published(model: Qwen2VLModel) -> dict[str, Tensor]:
         for name, tensor in model.state_dict().items()
     }
     return state | {"lm_head.weight": torch.zeros(model.config.text_config.vocab_size, HIDDEN)}
+
+
+def shrink_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the networks few pixels, so that tests are quick."""
+    monkeypatch.setattr(hpsv3, "PIXELS", 4 * 28 * 28)
+    monkeypatch.setattr(videoalign, "MIN_PIXELS", 2 * 28 * 28)
+    monkeypatch.setattr(videoalign, "MAX_PIXELS", 4 * 28 * 28)
