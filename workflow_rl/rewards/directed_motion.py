@@ -80,7 +80,8 @@ def _masks(videos_BCTHW: Tensor, colours_B3: Tensor) -> _Masks:
     axis_B3 = colours_B3 - ground
     length_B = axis_B3.norm(dim=1)
     pixels = _without_glow(videos_BCTHW.float() - ground.view(1, 3, 1, 1, 1), axis_B3)
-    size_BTHW = pixels.norm(dim=1)
+    # the length of each pixel's colour: Tensor.norm along an inner axis takes 30 times as long
+    size_BTHW = pixels.square().sum(1).double().sqrt().float()
     along_BTHW = torch.einsum("bcthw,bc->bthw", pixels, axis_B3 / length_B[:, None])
     low, high = COLOUR_COSINE
     cosine = along_BTHW / size_BTHW.clamp_min(1e-6)
