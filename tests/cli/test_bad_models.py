@@ -86,6 +86,20 @@ def test_a_missing_component(invoke: Invoke, model: Path, component: str) -> Non
     assert "download" in message
 
 
+def test_a_variant_that_is_not_there(invoke: Invoke, model: Path) -> None:
+    shutil.copyfile(model / WEIGHTS, (model / WEIGHTS).with_suffix(".bf16.safetensors"))
+    message = _refusal(invoke, "stages.t2i.variant=fp16")
+    assert "; set stages.t2i.variant to bf16 or leave it out" in message
+
+
+def test_a_component_of_an_unknown_library(invoke: Invoke, model: Path) -> None:
+    index = json.loads((model / "model_index.json").read_text())
+    index["vae"] = ["my_models", "MyVAE"]
+    (model / "model_index.json").write_text(json.dumps(index))
+    says = "stages.t2i.model: flux names a MyVAE of the library 'my_models' for its vae in model_"
+    assert says in _refusal(invoke)
+
+
 def test_a_lora_of_another_architecture(invoke: Invoke, model: Path) -> None:
     lora = {f"transformer.blocks.0.attn1.to_q.lora_{part}.weight" for part in "AB"}
     save_file({name: torch.ones(4, 4) for name in lora}, "wan.safetensors")
@@ -96,7 +110,10 @@ def test_a_lora_of_another_architecture(invoke: Invoke, model: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("stages.t2i.variant=fp16", "variant is 'fp16', but flux has no files of it"),
+        (
+            "stages.t2i.variant=fp16",
+            "stages.t2i.variant is 'fp16', but flux has no files of it; leave stages.t2i.variant",
+        ),
         ("stages.t2i.lora={targets: [to_x]}", "'to_x' names no linear layer of the transformer"),
         ("stages.t2i.lora={targets: all_linear}", "'stages.t2i.lora.targets' is \"all_linear\""),
         ("stages.t2i.guidance=embedded", "has only none, cfg; leave guidance"),

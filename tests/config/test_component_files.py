@@ -61,6 +61,16 @@ def test_a_module_without_weights_is_named(folder: Path) -> None:
         check_components(folder, INDEX)
 
 
+def test_a_component_of_another_library_is_named(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    index = INDEX | {"scheduler": ["my_models", "MyScheduler"]}
+    with pytest.raises(UserError) as caught:
+        check_components(folder, index)
+    message = str(caught.value)
+    assert "names a MyScheduler of the library 'my_models' for its scheduler" in message
+    assert "loaded from diffusers and transformers alone; save the model with" in message
+
+
 @pytest.mark.parametrize("file", ["tokenizer.json", "vocab.json", "vocab.txt"])
 def test_a_vocabulary_comes_in_several_formats(folder: Path, file: str) -> None:
     (folder / "tokenizer" / "spiece.model").rename(folder / "tokenizer" / file)

@@ -21,7 +21,7 @@ from workflow_rl.errors import UserError
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "someone/Tiny-Flux"
 KEY = "stages.t2i.model"
-JSON = {
+JSON: dict[str, dict[str, Any]] = {
     "model_index.json": {
         "_class_name": "FluxPipeline",
         "transformer": ["diffusers", "FluxTransformer2DModel"],
@@ -129,6 +129,7 @@ def test_weights_are_fetched_once(fetched: list[str]) -> None:
     [
         ({"task": "i2v"}, "a FluxPipeline, an t2i model"),
         ({"height": 63, "width": 64}, "multiples of 8; use 64"),
+        ({"variant": "bf16"}, f"^stages.t2i.variant is 'bf16', but {REPO} on the hub has no files"),
     ],
 )
 def test_a_model_that_does_not_suit_is_told_before_its_weights_are_fetched(
@@ -136,6 +137,16 @@ def test_a_model_that_does_not_suit_is_told_before_its_weights_are_fetched(
 ) -> None:
     with pytest.raises(UserError, match=message):
         fetch_model(_stage(**fields), KEY)
+    assert not any("safetensors" in name for name in fetched)
+
+
+def test_a_component_of_another_library_is_told_before_weights_are_fetched(
+    fetched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = JSON["model_index.json"] | {"vae": ["my_models", "MyVAE"]}
+    monkeypatch.setitem(JSON, "model_index.json", index)
+    with pytest.raises(UserError, match=f"^{KEY}: {REPO} names a MyVAE of the library 'my_models'"):
+        fetch_model(_stage(), KEY)
     assert not any("safetensors" in name for name in fetched)
 
 

@@ -18,6 +18,7 @@ INDEX: dict[str, Any] = {
     "tokenizer": ["transformers", "CLIPTokenizer"],
     "image_encoder": [None, None],
 }
+KEY = "stages.t2i.variant"
 DATA = b"\0" * 8
 
 
@@ -48,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 def _refusal(folder: Path, variant: str | None = None) -> str:
     with pytest.raises(UserError) as caught:
-        check_weight_files(folder, INDEX, variant)
+        check_weight_files(folder, INDEX, variant, KEY)
     return str(caught.value)
 
 
@@ -82,15 +83,15 @@ def test_a_variant_gives_its_files_and_plain_ones_elsewhere(folder: Path) -> Non
 
 
 def test_a_variant_that_is_not_there_offers_those_that_are(folder: Path) -> None:
-    assert "variant is 'fp16', but" in _refusal(folder, "fp16")
-    assert "leave variant out" in _refusal(folder, "fp16")
+    assert _refusal(folder, "fp16").startswith(f"{KEY} is 'fp16', but {folder} has no files of it;")
+    assert _refusal(folder, "fp16").endswith(f"; leave {KEY} out")
     _sharded(folder / "transformer", "diffusion_pytorch_model", ".bf16")
-    assert "set variant: bf16" in _refusal(folder, "fp16")
+    assert _refusal(folder, "fp16").endswith(f"; set {KEY} to bf16 or leave it out")
     (folder / "text_encoder" / "model.safetensors").rename(
         folder / "text_encoder" / "model.fp16.safetensors"
     )
     message = _refusal(folder)
-    assert "text_encoder has weights in variants only; set variant: fp16" in message
+    assert message.endswith(f"text_encoder has weights in variants only; set {KEY} to fp16")
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_variant_loads_its_own_files(folder: Path) -> None:
     card = replace(build_flux_t2i_card(folder), variant="fp16")
     loaded = load_card(card).component("transformer").state_dict()
     assert all(torch.equal(loaded[name], t.float()) for name, t in tensors.items())
-    with pytest.raises(UserError, match=r"variant is 'fp8'.*; set variant: fp16"):
+    with pytest.raises(UserError, match=r"variant is 'fp8'.*; set variant to fp16"):
         load_card(replace(card, variant="fp8"))
 
 

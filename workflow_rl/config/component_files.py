@@ -11,6 +11,8 @@ from typing import Any
 from workflow_rl.config.weight_files import AGAIN, WeightFiles, check_weight_files
 from workflow_rl.errors import UserError
 
+LIBRARIES = ("diffusers", "transformers")
+"""Libraries that components are loaded from."""
 _FILES: Mapping[str, tuple[str, ...]] = {
     "Tokenizer": ("tokenizer.json", "vocab.json", "vocab.txt", "*.model"),
     "Scheduler": ("scheduler_config.json",),
@@ -21,7 +23,7 @@ _FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def check_components(
-    folder: Path, index: Mapping[str, Any], variant: str | None = None
+    folder: Path, index: Mapping[str, Any], variant: str | None = None, where: str = "variant"
 ) -> dict[str, WeightFiles]:
     """Return the weight files of each module of a diffusers folder, after checking all components.
 
@@ -31,15 +33,18 @@ def check_components(
         The diffusers folder and its parsed ``model_index.json``.
     variant
         Variant of the weight files; None: the plain files.
+    where
+        What the variant is called in messages: ``stages.t2i.variant``.
 
     Raises
     ------
     UserError
-        If a component lacks its files, or as `check_weight_files`.
+        If a component lacks its files or is of an unknown library, or as `check_weight_files`.
     """
-    weights = check_weight_files(folder, index, variant)
+    check_libraries(index, str(folder))
+    weights = check_weight_files(folder, index, variant, where)
     for name, entry in index.items():
-        if not (isinstance(entry, list) and len(entry) == 2 and entry[0] is not None):
+        if not _is_component(entry):
             continue
         needed = _needed(str(entry[1]))
         path = folder / name
@@ -54,6 +59,35 @@ def check_components(
                 f"there; {AGAIN}"
             )
     return weights
+
+
+def check_libraries(index: Mapping[str, Any], source: str) -> None:
+    """Check that every component is of a library whose classes are loaded.
+
+    Parameters
+    ----------
+    index
+        A parsed ``model_index.json``.
+    source
+        Where it is from, for messages.
+
+    Raises
+    ------
+    UserError
+        At the first that is not.
+    """
+    for name, entry in index.items():
+        if _is_component(entry) and entry[0] not in LIBRARIES:
+            raise UserError(
+                f"{source} names a {entry[1]} of the library {entry[0]!r} for its {name} in "
+                f"model_index.json, but components are loaded from {' and '.join(LIBRARIES)} "
+                f"alone; save the model with a {name} of one of these, or download it again"
+            )
+
+
+def _is_component(entry: Any) -> bool:
+    """Say whether an entry of ``model_index.json`` names a component: a library and a class."""
+    return isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
 
 
 def _needed(class_name: str) -> tuple[str, ...] | None:

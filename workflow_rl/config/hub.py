@@ -111,7 +111,14 @@ def _fetch_weights(
     if stage.variant is not None:
         _snapshot(repo, folder.name, _weights(components, f".{stage.variant}"), key)
         variant = f"*.{stage.variant}*.safetensors"
-        components = [c for c in components if not any((folder / c).glob(variant))]
+        plain = [c for c in components if not any((folder / c).glob(variant))]
+        if plain == components:
+            where = f"{key.removesuffix('.model')}.variant"
+            raise UserError(
+                f"{where} is {stage.variant!r}, but {repo} on the hub has no files of it; leave it "
+                "out, or give one that the names of its safetensors files have"
+            )
+        components = plain
     if components:
         _snapshot(repo, folder.name, _weights(components), key)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workflow_rl.config.component_files import check_components
+from workflow_rl.config.component_files import check_components, check_libraries
 from workflow_rl.config.families import FAMILIES, Family, Grid, ReadJSON
 from workflow_rl.config.guidance import check_stage_guidance
 from workflow_rl.config.lora_file import check_lora
@@ -46,14 +46,12 @@ def check_model_folder(folder: Path, key: str, stage: StageConfig) -> Family:
     read = json_reader(folder, key)
     family = check_model_json(read, str(folder), key, stage)
     index = read("model_index.json")
-    files = check_components(folder, index, stage.variant)
+    where = key.removesuffix(".model")
+    files = check_components(folder, index, stage.variant, f"{where}.variant")
     if stage.train_modules:
-        check_train_modules(
-            files, stage.train_modules, f"{key.removesuffix('.model')}.train_modules"
-        )
+        check_train_modules(files, stage.train_modules, f"{where}.train_modules")
     if stage.lora is not None:
-        where = f"{key.removesuffix('.model')}.lora"
-        check_lora(folder, index, family.lora_targets, stage.lora, where)
+        check_lora(folder, index, family.lora_targets, stage.lora, f"{where}.lora")
     return family
 
 
@@ -93,6 +91,7 @@ def check_model_json(read: ReadJSON, source: str, key: str, stage: StageConfig) 
     refusal = family.refusal(index)
     if refusal is not None:
         raise UserError(f"{key}: {source} is {refusal}")
+    check_libraries(index, f"{key}: {source}")
     _check_parts(index, family.parts(read), source, key)
     where = key.removesuffix(".model")
     _check_size(family.grid(read), where, stage)

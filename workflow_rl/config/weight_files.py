@@ -6,7 +6,7 @@ such as ``fp16`` has files of its own beside them (``model.fp16.safetensors``).
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ class WeightFiles(NamedTuple):
 
 
 def check_weight_files(
-    folder: Path, index: Mapping[str, Any], variant: str | None = None
+    folder: Path, index: Mapping[str, Any], variant: str | None = None, where: str = "variant"
 ) -> dict[str, WeightFiles]:
     """Return the weight files of each component of a diffusers folder, after checking them.
 
@@ -41,6 +41,8 @@ def check_weight_files(
         The diffusers folder and its parsed ``model_index.json``.
     variant
         None: the plain files.
+    where
+        What the variant is called in messages: ``stages.t2i.variant``.
 
     Returns
     -------
@@ -61,11 +63,12 @@ def check_weight_files(
     found = {name: _component_files(path, variant) for name, path in folders.items()}
     if variant is not None and all(weights.variant is None for weights in found.values()):
         raise UserError(
-            f"variant is {variant!r}, but {folder} has no files of it; {_offer(folders.values())}"
+            f"{where} is {variant!r}, but {folder} has no files of it; "
+            f"{_offer(folders.values(), where)}"
         )
     for name, path in folders.items():
         if not found[name].files and _variants(path):
-            raise UserError(f"{path} has weights in variants only; {_offer([path])}")
+            raise UserError(f"{path} has weights in variants only; {_offer([path], where)}")
         for file in found[name].files:
             check_header(file)
     return {name: weights for name, weights in found.items() if weights.files}
@@ -105,9 +108,14 @@ def _variants(folder: Path) -> set[str]:
     return {m[1] for path in folder.iterdir() if (m := _VARIANT.fullmatch(path.name))}
 
 
-def _offer(folders: Any) -> str:
+def _offer(folders: Collection[Path], where: str) -> str:
+    """Say to which of the folders' variants to set ``where``."""
     variants = sorted(set().union(*(_variants(folder) for folder in folders)))
-    return f"set variant: {' or '.join(variants)}" if variants else "leave variant out"
+    has_plain = any(_component_files(folder, None).files for folder in folders)
+    mends = [f"set {where} to {' or '.join(variants)}"] if variants else []
+    if has_plain or not variants:
+        mends.append(f"leave {'it' if variants else where} out")
+    return " or ".join(mends)
 
 
 def tensor_names(path: Path) -> list[str]:
