@@ -8,13 +8,14 @@ import typer
 from workflow_rl.cli.preflight import check_inputs, check_rewards_import, with_commits
 from workflow_rl.cli.progress import showing
 from workflow_rl.config import RunConfig, load_config
+from workflow_rl.config.more_iterations import load_run_to_go_on
 from workflow_rl.config.run_dir import (
     check_new_run_dir,
     create_run_dir,
     discard_unused_run_dir,
-    load_run_config,
 )
 from workflow_rl.errors import UserError
+from workflow_rl.training.checkpoint_folders import iterations_done
 
 STOPPED_EXIT_CODE = 130
 """Exit code of a run that SIGINT or SIGTERM stopped, as shells have it."""
@@ -85,18 +86,29 @@ def resume(
             metavar="RUN", help="Run directory of an earlier `train`.", show_default=False
         ),
     ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="training.iterations=N",
+            help="Train on to N iterations, where the learning rates are constant.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Go on with a run that was stopped or killed, from its last whole checkpoint.
+    """Go on with a run that was stopped or killed, from its last whole checkpoint, or train it on.
 
-    The result is that of a run that was never stopped. The configuration is the run's own.
+    The result is that of a run that was never stopped; with training.iterations=N that of a run
+    that began with N. The rest of the configuration is the run's own.
 
-    **Example**
+    **Examples**
 
     ```
     workflow-rl resume runs/quickstart
+    workflow-rl resume runs/my_chain training.iterations=300
     ```
     """
-    config = load_run_config(run_dir)
+    done = iterations_done(run_dir / "checkpoints")
+    config = load_run_to_go_on(run_dir, overrides or [], done)
     check_inputs(config)
     check_rewards_import(config)
     _train(config, resume=True)

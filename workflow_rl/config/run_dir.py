@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,7 @@ CONFIG_FILE = "config.yaml"
 RUN_FILE = "run.json"
 LOCK_FILE = ".lock"
 LOG_FILE = "train.log"
+ITERATIONS = "training.iterations"
 RECORDED_PACKAGES = ("workflow-rl", "torch", "diffusers", "transformers", "numpy")
 
 
@@ -58,6 +59,7 @@ def check_new_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
     if overwrite:
         return
     if read_fingerprint(run_dir) not in config.fingerprints():
+        _check_only_longer(config)
         raise UserError(
             f"output_dir {run_dir} was left by another configuration; give another with "
             "output_dir=PATH, or replace that run with --overwrite"
@@ -66,6 +68,22 @@ def check_new_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
         f"output_dir {run_dir} already holds this run; go on with `workflow-rl resume {run_dir}`, "
         "or start it anew with --overwrite"
     )
+
+
+def _check_only_longer(config: RunConfig) -> None:
+    """Raise a UserError if the earlier run differs in its number of iterations alone."""
+    run_dir = config.output_dir
+    path = run_dir / CONFIG_FILE
+    if not path.is_file():
+        return
+    begun = load_config(path).training.iterations
+    training = config.training.model_copy(update={"iterations": begun})
+    if read_fingerprint(run_dir) in config.model_copy(update={"training": training}).fingerprints():
+        raise UserError(
+            f"output_dir {run_dir} already holds this run with {begun} iterations; go on to "
+            f"{config.training.iterations} with `workflow-rl resume {run_dir} {ITERATIONS}="
+            f"{config.training.iterations}`, or start anew with --overwrite"
+        )
 
 
 def _check_can_be_made(run_dir: Path) -> None:
@@ -133,8 +151,13 @@ def discard_unused_run_dir(run_dir: Path) -> None:
         shutil.rmtree(run_dir)
 
 
-def load_run_config(run_dir: Path) -> RunConfig:
+def load_run_config(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the configuration of the run in ``run_dir``, its ``output_dir`` where it now lies.
+
+    Parameters
+    ----------
+    overrides
+        As of `load_config`. A run that is known with or without them is this run.
 
     Raises
     ------
@@ -146,11 +169,13 @@ def load_run_config(run_dir: Path) -> RunConfig:
             f"{run_dir} holds no run ({CONFIG_FILE} and {RUN_FILE} are not both there); give the "
             "output_dir of a `workflow-rl train`"
         )
-    config = load_config(run_dir / CONFIG_FILE)
-    if read_fingerprint(run_dir) not in config.fingerprints():
+    begun = load_config(run_dir / CONFIG_FILE)
+    config = load_config(run_dir / CONFIG_FILE, overrides)
+    if read_fingerprint(run_dir) not in begun.fingerprints() | config.fingerprints():
         raise UserError(
             f"{run_dir / CONFIG_FILE} is not what the run began with; undo the change, or train "
-            "with it in another output_dir"
+            f"with it in another output_dir (for more iterations: `workflow-rl resume {run_dir} "
+            f"{ITERATIONS}=N`)"
         )
     return config.model_copy(update={"output_dir": run_dir})
 

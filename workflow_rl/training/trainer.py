@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from workflow_rl.config import RunConfig, load_prompts
+from workflow_rl.config.more_iterations import record_iterations
 from workflow_rl.config.run_dir import locked_run_dir
 from workflow_rl.errors import WorkflowRLError
 from workflow_rl.evaluation.chain import Evaluation, evaluate_chain
@@ -281,6 +282,9 @@ def train(
     with locked_run_dir(config.output_dir), graceful_stop(say_so) as stop:
         run = Run(config, listener)
         start = run.restore() if resume else 0
+        goes_on = record_iterations(config, start) if resume else None
+        if goes_on is not None:
+            listener.message(goes_on)
         for policy in run.method.policies:
             for line in untrained_experts(policy, config.training.iterations, config.seed):
                 listener.message(line)
