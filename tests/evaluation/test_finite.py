@@ -7,8 +7,9 @@ import math
 import torch
 
 from workflow_rl.enums import MediaKind
-from workflow_rl.evaluation.finite import fail_not_finite
+from workflow_rl.evaluation.finite import fail_not_finite, finite_rows
 from workflow_rl.evaluation.media_files import shown
+from workflow_rl.planning.measure import Meter
 from workflow_rl.request import TaskType
 from workflow_rl.rewards.composite import TreeScores
 from workflow_rl.workflow import StageOutput, WorkflowStage
@@ -54,3 +55,12 @@ def test_finite_scores_are_left_alone() -> None:
 def test_failed_media_are_shown_black() -> None:
     media = torch.tensor([0.5, math.nan, math.inf])
     assert shown(media).tolist() == [0.5, 0.0, 0.0]
+
+
+def test_rows_are_looked_at_without_a_copy() -> None:
+    values = torch.zeros(5, 3, 100, 100)
+    values[1, 0, 7, 7], values[2, 1, 8, 8], values[3, 2, 9, 9] = math.nan, math.inf, -math.inf
+    with Meter() as meter:
+        finite_B = finite_rows(values)
+    assert finite_B.tolist() == [True, False, False, False, True]
+    assert meter.peak < values.numel() * values.element_size() / 100

@@ -37,6 +37,24 @@ def test_batches_of_slots_give_the_same_in_the_same_order(slots: int, sizes: lis
     assert [len(step.sample) for step in record.steps] == [5, 5]
 
 
+@pytest.mark.parametrize("slots", [2, 5])
+def test_media_are_there_once(slots: int) -> None:
+    """What is handed over as it is made is a part of what is returned, not a second copy."""
+    handed: dict[int, torch.Tensor] = {}
+    media, _ = run_requests(
+        fake_instance(TaskType.T2I),
+        "denoise",
+        REQUESTS,
+        slots=slots,
+        profile=ExecutionProfile.SERVE,
+        on_output=lambda start, output: handed.update({start: output.media}),
+    )
+    assert list(handed) == list(range(0, 5, slots))
+    for start, rows in handed.items():
+        assert rows.data_ptr() == media[start].data_ptr()
+        assert torch.equal(rows, media[start : start + slots])
+
+
 def test_serving_leaves_no_record() -> None:
     _, record = run_requests(
         fake_instance(TaskType.T2I), "denoise", REQUESTS, slots=2, profile=ExecutionProfile.SERVE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -45,15 +46,27 @@ def run_requests(
         raise UserError("there is no request to run; give at least one")
     if slots < 1:
         raise UserError(f"slots is {slots}; at least one request must fit a batch")
-    outputs: list[LoopOutput] = []
+    media = torch.empty(0)
+    records: list[BehaviourRecord] = []
     for start in range(0, len(requests), slots):
-        job = Job(instance, loop_id, requests[start : start + slots], profile, on_progress)
-        outputs.append(job.run())
+        output = Job(instance, loop_id, requests[start : start + slots], profile, on_progress).run()
+        if start == 0:
+            media = _room_for(len(requests), output.media)
+        if media is not output.media:
+            output = replace(output, media=media[start : start + slots].copy_(output.media))
+        if output.record is not None:
+            records.append(output.record)
         if on_output is not None:
-            on_output(start, outputs[-1])
-    media = torch.cat([output.media for output in outputs])
-    records = [output.record for output in outputs if output.record is not None]
+            on_output(start, output)
     return media, concat_records(records) if records else None
+
+
+def _room_for(rows: int, first: torch.Tensor) -> torch.Tensor:
+    """Return where the media of every batch are put: those of the ``first``, if there is no other.
+
+    Batches that are joined in the end would be there twice until then.
+    """
+    return first if len(first) == rows else first.new_empty(rows, *first.shape[1:])
 
 
 def interleave(jobs: Sequence[Job]) -> list[LoopOutput]:

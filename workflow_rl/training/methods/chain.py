@@ -166,10 +166,12 @@ class ChainRLMethod(TrainingMethod):
             After too many non-finite updates in a row.
         """
         prompts = [p if isinstance(p, PromptRecord) else PromptRecord(p) for p in batch["prompts"]]
+        self.last = None  # its videos would be there beside those that are made now
         if self.settings.keep_old_policy:
             for policy in self._trained():
                 policy.keep_old_policy()
-        with ChainScoring(self.reward, self.workflow.stages[-1].name) as scoring:
+        samples = {policy.name: policy.settings.plan.samples for policy in self.policies}
+        with ChainScoring(self.reward, samples) as scoring:
             outputs = self._rollout(prompts, batch["seeds"], iteration, scoring.made)
             scores = scoring.finish(outputs)
         rewards = scores.total.reshape(len(prompts), *self.branching)
