@@ -42,12 +42,20 @@ def _listing(folder: Path) -> list[tuple[str, bytes]]:
         ("rewards=[{callable: 'no_such_module:f'}]", "cannot be imported"),
         ("rewards=[{name: constant, args: {valeu: 1}}]", "it takes"),
         ("rewards.0.weight=0", "none has a weight other than 0"),
+        ("training.device=cuda:99", "training.device is 'cuda:99', which this machine lacks; it"),
+        ("training.device=gpu", "cpu: use one of these, or null for the first"),
+        (
+            "stages.i2v.memory.attention_backend=flesh",
+            "stages.i2v.memory.attention_backend 'flesh'",
+        ),
+        ("stages.t2i.memory={attention_backend: sage}", "does not work here on"),
     ],
 )
 def test_train(invoke: Invoke, workspace: Path, override: str, says: str) -> None:
     before = _listing(workspace)
-    assert says in invoke("train", "run.yaml", override).one_line_error()
-    assert _listing(workspace) == before
+    for options in ([], ["--dry-run"]):
+        assert says in invoke("train", "run.yaml", override, *options).one_line_error()
+        assert _listing(workspace) == before
 
 
 def _give_weights(folder: Path) -> None:

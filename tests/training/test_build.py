@@ -11,7 +11,8 @@ import pytest
 from workflow_rl.config import RunConfig, StageConfig
 from workflow_rl.errors import UserError
 from workflow_rl.training import build
-from workflow_rl.training.build import build_method, choose_device, stage_cards, workflow_of
+from workflow_rl.training.build import build_method, stage_cards, workflow_of
+from workflow_rl.training.hardware import choose_device
 
 PIPELINES = {"t2i": "FluxPipeline", "i2v": "WanImageToVideoPipeline"}
 
@@ -27,7 +28,7 @@ def _stages(folder: Path) -> dict[str, StageConfig]:
     return stages
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:999", "vulkan"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:999", "vulkan", "meta"])
 def test_a_device_that_is_not_there_is_one_line(device: str) -> None:
     with pytest.raises(UserError, match=f"training.device is '{device}', which this machine lacks"):
         choose_device(device)
@@ -49,7 +50,7 @@ def test_a_device_is_checked_before_weights_are_read(
             "training": {"device": "gpu"},
         }
     )
-    with pytest.raises(UserError, match="use cpu or null"):
+    with pytest.raises(UserError, match="use one of these, or null"):
         build_method(config)
 
 

@@ -1,6 +1,6 @@
 """What can be found wrong with a run before a model is loaded, in the order of its cost.
 
-Everything but `check_rewards_import` works without PyTorch. Nothing here writes.
+All but `check_hardware` and `check_rewards_import` work without PyTorch. Nothing here writes.
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,24 @@ from workflow_rl.embedded.folders import EMBEDDED_FOLDERS
 from workflow_rl.errors import UserError
 from workflow_rl.platform import FLOW_SDE_STEP, kernels
 from workflow_rl.rewards.registry import REWARDS, build_rewards, nearest
+
+
+def check_hardware(config: RunConfig) -> None:
+    """Try the device and the attention backends that a configuration names.
+
+    It comes first, since `check_inputs` may fetch models. Where neither is named it takes no time.
+
+    Raises
+    ------
+    UserError
+        If one is unknown or does not work on this machine.
+    """
+    backends = [stage.memory.attention_backend for stage in config.stages.values()]
+    if config.training.device in (None, "cpu") and not any(backends):
+        return
+    from workflow_rl.training.hardware import check_attention, choose_device
+
+    check_attention(config.stages, choose_device(config.training.device))
 
 
 def check_inputs(config: RunConfig) -> None:

@@ -5,7 +5,12 @@ from typing import Annotated
 
 import typer
 
-from workflow_rl.cli.preflight import check_inputs, check_rewards_import, with_commits
+from workflow_rl.cli.preflight import (
+    check_hardware,
+    check_inputs,
+    check_rewards_import,
+    with_commits,
+)
 from workflow_rl.cli.progress import showing
 from workflow_rl.config import RunConfig, load_config
 from workflow_rl.config.more_iterations import load_run_to_go_on
@@ -37,8 +42,8 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Check configuration, prompts, model folders and rewards; load no model (nor ask "
-            "for its device), write nothing.",
+            help="Check configuration, prompts, model folders, rewards, device and attention; load "
+            "no model, write nothing.",
         ),
     ] = False,
     overwrite: Annotated[
@@ -61,9 +66,10 @@ def train(
     checkpoints. A model that is named by its hub id is fetched into the hub's cache, and the run
     keeps to that commit. Ctrl-C ends the iteration, writes a checkpoint and stops; `workflow-rl
     resume` goes on from there. Before anything is loaded the configuration, the prompts, the model
-    folders and the run directory are checked.
+    folders, the run directory, the device and attention are checked.
     """
     config = load_config(config_path, overrides or [])
+    check_hardware(config)
     check_inputs(config)
     config = with_commits(config)
     check_new_run_dir(config, overwrite=overwrite)
@@ -109,6 +115,7 @@ def resume(
     """
     done = iterations_done(run_dir / "checkpoints")
     config = load_run_to_go_on(run_dir, overrides or [], done)
+    check_hardware(config)
     check_inputs(config)
     check_rewards_import(config)
     _train(config, resume=True)

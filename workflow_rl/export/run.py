@@ -28,7 +28,7 @@ from workflow_rl.export.options import (
 from workflow_rl.export.pipeline import copy_pipeline
 from workflow_rl.export.trained import TrainedStage, read_stage
 from workflow_rl.export.transformer import MergedWeights, write_component
-from workflow_rl.training.build import DTYPES
+from workflow_rl.training.hardware import DTYPES
 
 Metadata = Mapping[str, dict[str, str]]
 """Entries of the header of each component's files."""

@@ -104,7 +104,12 @@ def use_attention_backend(instance: ModelInstance, name: str) -> None:
 
 
 def check_attention_backend(
-    name: str, device: torch.device, dtype: torch.dtype, *, needs_gradient: bool
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    needs_gradient: bool,
+    key: str = "attention_backend",
 ) -> None:
     """Try a backend on a small attention, before a model is loaded.
 
@@ -116,6 +121,8 @@ def check_attention_backend(
         What the model will compute on and in.
     needs_gradient
         Try the backward pass too, which some backends lack.
+    key
+        Key of the configuration that names it, for messages.
 
     Raises
     ------
@@ -132,8 +139,7 @@ def check_attention_backend(
     known = sorted(backend.value for backend in AttentionBackendName)
     if name not in known:
         raise UserError(
-            f"attention_backend {name!r} is none that diffusers knows; "
-            f"choose one of {', '.join(known)}"
+            f"{key} {name!r} is none that diffusers knows; choose one of {', '.join(known)}"
         )
     query = torch.ones(_PROBE_SHAPE, device=device, dtype=dtype, requires_grad=needs_gradient)
     try:
@@ -143,7 +149,7 @@ def check_attention_backend(
                 total.backward()
     except (RuntimeError, ValueError, TypeError, ImportError, OSError, AssertionError) as error:
         raise UserError(
-            f"attention_backend {name!r} does not work here on {device} in {dtype} "
+            f"{key} {name!r} does not work here on {device} in {dtype} "
             f"({_one_line(error)}); choose another of {', '.join(known)}, or null"
         ) from None
 

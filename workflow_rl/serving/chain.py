@@ -11,14 +11,9 @@ import torch
 from workflow_rl.config import RunConfig, StageConfig
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance
-from workflow_rl.training.build import (
-    choose_device,
-    load_stage,
-    stage_cards,
-    stage_plan,
-    workflow_of,
-)
+from workflow_rl.training.build import load_stage, stage_cards, stage_plan, workflow_of
 from workflow_rl.training.checkpoint import latest_valid, load_checkpoint
+from workflow_rl.training.hardware import choose_device
 from workflow_rl.training.weight_sync import WeightRole, WeightSyncPlan, publish
 from workflow_rl.workflow import StagePlan, Workflow
 

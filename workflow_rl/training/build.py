@@ -10,43 +10,19 @@ import torch
 from workflow_rl.card import ModelCard
 from workflow_rl.config import RunConfig, StageConfig
 from workflow_rl.config.hub import model_path
-from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance, load_card
 from workflow_rl.loop.window import SDEWindow
 from workflow_rl.models import build_card
 from workflow_rl.models.lora import attach_lora
-from workflow_rl.models.memory import (
-    apply_memory,
-    check_attention_backend,
-    use_attention_backend,
-)
+from workflow_rl.models.memory import apply_memory, use_attention_backend
 from workflow_rl.request import DiffusionParams, TaskType
 from workflow_rl.rewards.registry import build_rewards
+from workflow_rl.training.hardware import DTYPES, check_attention, choose_device
 from workflow_rl.training.methods.chain import ChainRLMethod, ChainSettings
 from workflow_rl.training.policy import StagePolicy
 from workflow_rl.training.residency import send_to_sleep
 from workflow_rl.training.settings import OptimizerSettings, StageSettings
 from workflow_rl.workflow import Catalog, StagePlan, Workflow, WorkflowStage
-
-DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def choose_device(asked: str | None) -> torch.device:
-    """Return the device that the configuration names; None: CUDA where there is one.
-
-    Raises
-    ------
-    UserError
-        If torch cannot put a tensor there.
-    """
-    if asked is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=asked).device
-    except (RuntimeError, AssertionError):  # an unknown name, an absent device, no support for it
-        raise UserError(
-            f"training.device is {asked!r}, which this machine lacks; use cpu or null"
-        ) from None
 
 
 def workflow_of(workflow_id: str, stages: Mapping[str, StageConfig]) -> Workflow:
@@ -153,32 +129,14 @@ def load_reference(card: ModelCard, stage: StageConfig, device: torch.device) ->
     return reference
 
 
-def check_attention(stages: Mapping[str, StageConfig], device: torch.device) -> None:
-    """Try the attention backends that the stages name, before a model is loaded.
-
-    Raises
-    ------
-    UserError
-        If one is unknown or does not work here.
-    """
-    for stage in stages.values():
-        if stage.memory.attention_backend is not None:
-            check_attention_backend(
-                stage.memory.attention_backend,
-                device,
-                DTYPES[stage.dtype],
-                needs_gradient=not stage.freeze,
-            )
-
-
 def build_method(config: RunConfig) -> ChainRLMethod:
     """Load the rewards and models of a configuration and build its method."""
+    device = choose_device(config.training.device)
+    check_attention(config.stages, device)
     rewards = build_rewards([reward.model_dump() for reward in config.rewards])
     rewards.load()  # one that cannot is told before the models are loaded
     workflow = workflow_of(config.workflow, config.stages)
     cards = stage_cards(workflow, config.stages)
-    device = choose_device(config.training.device)
-    check_attention(config.stages, device)
     policies = []
     for stage in workflow.stages:
         options = config.stages[stage.name]
