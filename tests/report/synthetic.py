@@ -138,6 +138,7 @@ def evaluation_line(run_dir: Path, done: int, size: Size) -> dict[str, Any]:
         "components": {"directed_motion": scores},
         "extra": {"start_position": start},
         "failures": {},
+        "diversity": [0.3 - 0.1 * progress - 0.01 * k for k in range(len(size.prompts))],
         "media_rows": rows,
         "media": media,
     }

@@ -20,7 +20,13 @@ from workflow_rl.config import load_config
 from workflow_rl.config.run_dir import create_run_dir
 from workflow_rl.evaluation.folders import file_stem
 from workflow_rl.media import read_mp4, write_mp4
+from workflow_rl.report.build import build_report
+from workflow_rl.report.intervals import Statistics
 from workflow_rl.report.numbers import number, signed
+from workflow_rl.report.other_results import other_results
+from workflow_rl.report.pair_cells import pair_cells
+from workflow_rl.report.run_data import read_run
+from workflow_rl.report.views.effects import effects
 from workflow_rl.serving.evaluate import evaluate_run
 
 PROMPTS = ("a red circle moving left", "a blue square moving up")
@@ -176,6 +182,34 @@ def test_a_run_alone_is_compared_with_its_start(world: Path, tmp_path: Path) -> 
     before = (run / "evaluation.json").read_bytes()
     assert call("evaluate", run, "--rewards", "frame_change").exit_code == 0
     assert (run / "evaluation.json").read_bytes() == before, "the reward trained on is not there"
+
+
+def test_the_report_shows_the_figures_of_evaluate_from_the_runs_own_evaluations(
+    world: Path, tmp_path: Path
+) -> None:
+    """Effects, win rates, intervals and diversity; and what ``evaluate`` wrote, with a link."""
+    run = Path(shutil.copytree(world / "run", tmp_path / "run"))
+    comparison = evaluate_run(run)
+    against = comparison.against[1 - comparison.baseline]
+    assert against is not None
+    data = read_run(run)
+    trained, diversity = effects(data, Statistics(data))
+    assert trained.rows[0][0] == "reward"
+    shown = {row[0]: row[1:] for row in (*trained.rows, *diversity.rows)}
+    assert shown["reward"] == pair_cells(against.total)
+    assert shown["directed_motion/travel"] == pair_cells(against.measures["directed_motion/travel"])
+    assert shown["diversity"] == pair_cells(against.diversity)
+    assert against.diversity.difference.mean != 0
+
+    assert call("evaluate", run, "--output", run / "evaluations" / "a b").exit_code == 0
+    (other,) = other_results(run)
+    assert (other.title, other.fault) == ("Evaluation a b", "")
+    assert other.link == "evaluations/a%20b/comparison.html"
+    cells = {row[0]: row[1:] for row in other.rows}
+    assert cells["run@2: directed_motion"] == pair_cells(against.measures["directed_motion"])
+    assert cells["run@2: diversity"] == pair_cells(against.diversity)
+    page = build_report(run).read_text()
+    assert '<a href="evaluations/a%20b/comparison.html">Evaluation a b</a>' in page
 
 
 def test_the_weights_that_are_asked_for_and_the_runs_threads(

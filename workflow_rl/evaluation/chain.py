@@ -8,11 +8,18 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from workflow_rl.config import PromptRecord
 from workflow_rl.enums import ExecutionProfile
-from workflow_rl.evaluation.finite import fail_not_finite
+from workflow_rl.evaluation.diversity import (
+    FloatArray,
+    distances,
+    prompt_diversity,
+    signature,
+)
+from workflow_rl.evaluation.finite import fail_not_finite, finite_samples
 from workflow_rl.instance import ModelInstance
 from workflow_rl.rewards.base import RewardBatch
 from workflow_rl.rewards.composite import CompositeReward, StageMedia, TreeScores
@@ -45,7 +52,18 @@ class Evaluation:
             "scores": _json_numbers(self.scores),
             "components": {name: _json_numbers(v) for name, v in self.components.items()},
             "failures": {str(row): reason for row, reason in self.failures.items()},
+            "diversity": [v if math.isfinite(v) else None for v in self.diversity().tolist()],
         }
+
+    def diversity(self) -> FloatArray:
+        """Return how far apart each prompt's samples are from seed to seed, ``[P]``.
+
+        NaN with fewer than two that are finite; see :mod:`workflow_rl.evaluation.diversity`.
+        """
+        made_N = torch.stack([finite_samples(output) for output in self.outputs]).all(0)
+        signatures = [signature(media) for media in self.outputs[-1].media]
+        blocks = distances(signatures, self.prompts)
+        return prompt_diversity(blocks, self.prompts, np.array(made_N.tolist(), dtype=np.bool_))
 
 
 def _json_numbers(values: torch.Tensor) -> list[float | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,17 @@ from markupsafe import Markup
 from workflow_rl.report.embed import MEGABYTE, Embedder
 from workflow_rl.report.intervals import Statistics
 from workflow_rl.report.numbers import credit, number, percent, signed
+from workflow_rl.report.other_results import OtherResult, other_results
 from workflow_rl.report.run_data import RunData, read_run
-from workflow_rl.report.views import evaluation, failures, guards, rewards, summary, training
+from workflow_rl.report.views import (
+    effects,
+    evaluation,
+    failures,
+    guards,
+    rewards,
+    summary,
+    training,
+)
 from workflow_rl.report.views.gallery import gallery
 from workflow_rl.whole_files import write_whole
 
@@ -44,13 +54,13 @@ def build_report(run_dir: Path, *, media_budget: int = MEDIA_BUDGET) -> Path:
     UserError
         When there is no run, or a file of it is damaged.
     """
-    page = render(read_run(run_dir), Embedder(run_dir, media_budget))
+    page = render(read_run(run_dir), Embedder(run_dir, media_budget), other_results(run_dir))
     path = run_dir / REPORT_FILE
     write_whole(path, page)
     return path
 
 
-def render(run: RunData, embed: Embedder) -> str:
+def render(run: RunData, embed: Embedder, others: Sequence[OtherResult] = ()) -> str:
     """Return the page. Everything a run wrote is text: it is escaped, and no script of it runs."""
     environment = Environment(
         loader=PackageLoader("workflow_rl.report"),
@@ -62,13 +72,17 @@ def render(run: RunData, embed: Embedder) -> str:
     environment.filters |= {"number": number, "signed": signed, "credit": credit}
     environment.globals["embed"] = embed
     style, script = (
-        Markup("").join(_source(environment, f"{name}.{kind}") for name in ("report", "gallery"))
-        for kind in ("css", "js")
+        Markup("").join(_source(environment, f"{name}.{kind}") for name in names)
+        for kind, names in (("css", ("report", "pairs", "gallery")), ("js", ("report", "gallery")))
     )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     template = environment.get_template("report.html.j2")
     return template.render(
-        **_sections(run, embed), style=style, script=script, script_hash=f"sha256-{digest}"
+        **_sections(run, embed),
+        others=others,
+        style=style,
+        script=script,
+        script_hash=f"sha256-{digest}",
     )
 
 
@@ -102,7 +116,8 @@ def _sections(run: RunData, embed: Embedder) -> dict[str, Any]:
         "reward_charts": rewards.reward_charts(run),
         "contribution_charts": rewards.contribution_charts(run),
         "measure_charts": evaluation.measure_charts(run, statistics),
-        "measure_rows": evaluation.measure_rows(run, statistics),
+        "effects": effects.effects(run, statistics),
+        "effect_heads": effects.HEADS,
         "pairs": pairs,
         "gallery": gallery(run, embed),
         "guards": guards.guard_views(run),

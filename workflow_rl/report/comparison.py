@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from markupsafe import Markup
 from workflow_rl.evaluation.comparison import TOTAL, Comparison, ScoredCandidate
 from workflow_rl.evaluation.statistics import Interval, PairedComparison
 from workflow_rl.report.forest import Bar, draw_forest
-from workflow_rl.report.numbers import number, percent, signed
+from workflow_rl.report.pair_cells import PAIR_HEADS, pair_bar, pair_cells, with_interval
 from workflow_rl.training.iteration_log import strict_json
 from workflow_rl.whole_files import write_whole
 
@@ -147,48 +146,15 @@ def _pairs_view(
 ) -> View:
     base = comparison.candidates[comparison.baseline].label
     label = comparison.candidates[index].label
-    heads = ["", base, label, "difference", "higher", "effect", "pairs"]
+    heads = ["", base, label, *PAIR_HEADS]
     return View(
         f"{label} against {base}: {title}",
         f"{note}; with {_level(comparison)}s",
         heads,
-        [[name, *_pair_cells(pair)] for name, pair in pairs.items()],
-        draw_forest([_bar(name, pair) for name, pair in pairs.items()]),
+        [[name, *pair_cells(pair)] for name, pair in pairs.items()],
+        draw_forest([pair_bar(name, pair) for name, pair in pairs.items()]),
         repeated=(1, 2),
     )
-
-
-def _pair_cells(pair: PairedComparison) -> list[str]:
-    difference = pair.difference
-    left_out = f" of {difference.count + difference.failed}" if difference.failed else ""
-    return [
-        number(pair.before),
-        number(pair.after),
-        signed(difference.mean) + _ends(difference, signed),
-        percent(pair.wins.mean) + _ends(pair.wins, lambda share: f"{100 * share:.0f}"),
-        signed(pair.effect, 2),
-        f"{difference.count}{left_out}",
-    ]
-
-
-def _ends(interval: Interval, write: Callable[[float], str]) -> str:
-    """Write the ends of an interval after its middle; nothing where they are not known."""
-    if not math.isfinite(interval.low):
-        return ""
-    return f" [{write(interval.low)}, {write(interval.high)}]"
-
-
-def _bar(name: str, pair: PairedComparison) -> Bar:
-    """Return the difference in units of the baseline's spread, to be drawn beside others."""
-    scale = pair.effect / pair.difference.mean if pair.difference.mean else float("nan")
-    difference = pair.difference
-    return Bar(name, pair.effect, difference.low * scale, difference.high * scale)
-
-
-def with_interval(interval: Interval) -> str:
-    """Write a mean and the ends of its interval, and how many samples failed."""
-    text = number(interval.mean) + _ends(interval, number)
-    return text + (f" ({interval.failed} failed)" if interval.failed else "")
 
 
 def _level(comparison: Comparison) -> str:
@@ -271,7 +237,7 @@ def html(comparison: Comparison) -> str:
         raise RuntimeError("the environment has no loader")
     style = "".join(
         environment.loader.get_source(environment, name)[0]
-        for name in ("report.css", "comparison.css")
+        for name in ("report.css", "pairs.css", "comparison.css")
     )
     first, *others = views(comparison)
     return environment.get_template("comparison.html.j2").render(

@@ -21,7 +21,8 @@ class EvaluationRecord:
 
     ``measures`` holds the reward's components and other measures of the same samples.
     ``media`` maps a stage to its files, None for one that the disk refused, which show the samples
-    in ``media_rows``; ``lost`` are the causes of that, with their counts.
+    in ``media_rows``; ``lost`` are the causes of that, with their counts. ``diversity`` is of each
+    prompt, in the order of their first samples; older runs did not keep it.
     """
 
     iteration: int
@@ -33,6 +34,7 @@ class EvaluationRecord:
     media_rows: list[int]
     media: dict[str, list[str | None]]
     lost: dict[str, int] = field(default_factory=dict)
+    diversity: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,7 @@ def _evaluation(line: dict[str, Any]) -> EvaluationRecord:
         media_rows=list(line.get("media_rows", range(shown))),
         media=media,
         lost=dict(line.get("media_failure_causes", {})),
+        diversity=[_number(value) for value in line.get("diversity", [])],
     )
 
 

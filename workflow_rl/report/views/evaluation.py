@@ -9,21 +9,10 @@ from dataclasses import dataclass
 from workflow_rl.report.charts import Chart, Series
 from workflow_rl.report.embed import Embedder, Medium
 from workflow_rl.report.intervals import Statistics
-from workflow_rl.report.numbers import number, signed
+from workflow_rl.report.numbers import number
 from workflow_rl.report.run_data import EvaluationRecord, RunData
 
 MOST_PAIRS = 12
-
-
-@dataclass(frozen=True)
-class MeasureRow:
-    """A measure of the same samples before and after."""
-
-    name: str
-    before: str
-    after: str
-    difference: str
-    interval: str
 
 
 @dataclass(frozen=True)
@@ -65,7 +54,7 @@ def evaluation_chart(run: RunData, statistics: Statistics, level: str) -> Chart:
 
 def measure_charts(run: RunData, statistics: Statistics) -> list[Chart]:
     """Return one chart per component of the reward and further measure."""
-    names = _measure_names(run)
+    names = measure_names(run)
     return [
         Chart(
             name,
@@ -81,34 +70,6 @@ def measure_charts(run: RunData, statistics: Statistics) -> list[Chart]:
         )
         for name in names
     ]
-
-
-def measure_rows(run: RunData, statistics: Statistics) -> list[MeasureRow]:
-    """Return the paired comparison of the reward and of every measure."""
-    ends = first_and_last(run)
-    if ends is None:
-        return []
-    first, last = ends
-    rows = [("reward", first.scores, last.scores)]
-    rows += [
-        (name, first.measures[name], last.measures[name])
-        for name in _measure_names(run)
-        if name in first.measures and name in last.measures
-    ]
-    shown = []
-    for name, before, after in rows:
-        comparison = statistics.compare(before, after, first.prompts)
-        change = comparison.difference
-        shown.append(
-            MeasureRow(
-                name,
-                number(comparison.before),
-                number(comparison.after),
-                signed(change.mean),
-                f"{signed(change.low)} to {signed(change.high)}",
-            )
-        )
-    return shown
 
 
 def pairs(run: RunData, embed: Embedder) -> list[Pair]:
@@ -162,7 +123,7 @@ def _interval_series(
     )
 
 
-def _measure_names(run: RunData) -> list[str]:
+def measure_names(run: RunData) -> list[str]:
     """Names of the measures, without one that only repeats the reward (its one component)."""
     names = dict.fromkeys(name for e in run.evaluations for name in e.measures)
     return [

@@ -34,7 +34,7 @@ def reward_charts(run: RunData) -> list[Chart]:
     weights = reward_weights(run.config.rewards)
     names = [name.removeprefix(REWARD) for name in run.metrics if name.startswith(REWARD)]
     order = list(weights)
-    names.sort(key=lambda name: (_place(_term(name, weights), order), name))
+    names.sort(key=lambda name: (_place(term_of(name, weights), order), name))
     return [_chart(run, name, weights) for name in names]
 
 
@@ -67,7 +67,7 @@ def _chart(run: RunData, name: str, weights: dict[str, float]) -> Chart:
     if spread is not None:
         low = [m - s for m, s in zip(mean, spread, strict=True)]
         high = [m + s for m, s in zip(mean, spread, strict=True)]
-    label = _term(name, weights)
+    label = term_of(name, weights)
     weight = weights.get(label, math.nan)
     colour = 2 if weight and label == name else 4
     return Chart(
@@ -77,7 +77,7 @@ def _chart(run: RunData, name: str, weights: dict[str, float]) -> Chart:
     )
 
 
-def _term(name: str, weights: dict[str, float]) -> str:
+def term_of(name: str, weights: dict[str, float]) -> str:
     """Return the label of the term that ``name`` is, or is a part of."""
     found = [label for label in weights if name == label or name.startswith(f"{label}/")]
     return max(found, key=len, default=name)
