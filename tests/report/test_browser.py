@@ -1,33 +1,23 @@
-"""The report in a real browser, at the widths of a desktop and of a phone."""
+"""The pages in a real browser, at the widths of a desktop and of a phone."""
 
 import json
-import re
-import shutil
-import subprocess
-from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.ablation.test_write import make_result
+from tests.evaluation.test_comparison import START, _candidate, _compare
+from tests.report.browser import look_at, needs_browser
 from tests.report.synthetic import Size, make_run
+from workflow_rl.ablation.write import write_all
+from workflow_rl.evaluation.comparison import ScoredCandidate
 from workflow_rl.report.build import build_report
+from workflow_rl.report.comparison import write_comparison
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+pytestmark = [needs_browser, pytest.mark.parametrize("width", [390, 1280])]
 
-PROBE = """<!doctype html>
-<iframe id="page" style="border:0;height:800px"></iframe>
-<pre id="told"></pre>
-<script>
-const page = document.getElementById("page");
-page.style.width = "WIDTHpx";
-page.onload = () => {
-  const { document: inner } = page.contentWindow;
+FILTERS = """
   const { elements } = inner.forms.filters;
-  const told = {};
   const set = (name, value) => {
     elements[name].value = value;
     elements[name].dispatchEvent(new Event("input", { bubbles: true }));
@@ -77,40 +67,21 @@ page.onload = () => {
   }));
   told.unnamed = [...elements].filter((e) => !e.labels?.length && !e.textContent.trim()
     && e.tagName !== "OUTPUT").length;
-  document.getElementById("told").textContent = JSON.stringify(told);
-};
-page.src = "run/report.html";
-</script>"""
-
-
-def probe(folder: Path, width: int) -> dict[str, Any]:
-    """Open the report in a frame of a width; return what the probe saw."""
-    (folder / "probe.html").write_text(PROBE.replace("WIDTH", str(width)), encoding="utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    flags += [
-        "--hide-scrollbars",
-        "--enable-logging=stderr",
-        f"--user-data-dir={folder / 'profile'}",
-    ]
-    flags += ["--allow-file-access-from-files", "--disable-web-security"]
-    done = subprocess.run(
-        [
-            str(BROWSER),
-            *flags,
-            "--virtual-time-budget=5000",
-            "--dump-dom",
-            f"file://{folder}/probe.html",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "CONSOLE" not in done.stderr, done.stderr
-    told = re.search(r'<pre id="told">(.+?)</pre>', done.stdout)
-    assert told is not None, done.stdout[-2000:] + done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(unescape(told[1]))
-    return found
+"""
+FITS = """
+  const width = inner.documentElement.clientWidth;
+  told.wide = inner.documentElement.scrollWidth - width;
+  const outside = (e) => e.getBoundingClientRect().right > width + 0.5;
+  told.outside = [...inner.body.querySelectorAll("*")]
+    .filter((e) => !e.closest("nav, .skip, svg") && outside(e))
+    .filter((e) => !e.parentElement.closest(".scroll, pre")).map((e) => e.tagName);
+  const seen = (e) => e.getClientRects().length > 0 && e.getBoundingClientRect().height > 10;
+  told.plots = [...inner.querySelectorAll("svg.chart")].filter(seen)
+    .map((e) => e.getAttribute("aria-label"));
+  told.marks = inner.querySelectorAll("svg.chart :is(.line, .dot)").length;
+  told.tables = [...inner.querySelectorAll("table")].filter(seen)
+    .map((e) => [...e.querySelectorAll("tbody tr")].filter(seen).map((r) => r.textContent));
+"""
 
 
 def saved_credits(run: Path) -> dict[str, dict[str, str | None]]:
@@ -129,11 +100,10 @@ def saved_credits(run: Path) -> dict[str, dict[str, str | None]]:
     return groups
 
 
-@pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_fits_and_its_filters_change_what_is_shown(tmp_path: Path, width: int) -> None:
     run = make_run(tmp_path / "run", Size(branches=3))
     build_report(run)
-    told = probe(tmp_path, width)
+    told = look_at(run / "report.html", width, FILTERS)
     assert (told["wide"], told["outside"], told["unnamed"]) == (0, 0, 0)
     assert [iteration for iteration, _ in told["first"]] == [4, 4]
     assert [iteration for iteration, _ in told["earlier"]] == [2, 2]
@@ -148,3 +118,54 @@ def test_the_page_fits_and_its_filters_change_what_is_shown(tmp_path: Path, widt
     assert told["pictures"] == [images, videos]
     assert told["images"] == [images, 0]
     assert told["videos"] == [0, videos]
+
+
+def test_every_part_of_the_report_fits(tmp_path: Path, width: int) -> None:
+    """Within an ablation, with an evaluation of its own."""
+    make_result(tmp_path)
+    out = tmp_path / "runs"
+    write_all(make_result(tmp_path, seeds=(0,)), out)
+    run = make_run(out / "made" / "seed0")
+    folder = run / "evaluations" / "a_name_of_two_candidates_vs_another"
+    write_comparison(_compare(*_candidates(2)), folder)
+    told = look_at(build_report(run), width, FITS)
+    assert (told["wide"], told["outside"]) == (0, [])
+    assert any(label.startswith("reward: ") for label in told["plots"])
+    tables = ["".join(rows) for rows in told["tables"]]
+    shown = ("reward0.", "start_position", "diversity0.295", "candidate_number_1", "only_t2i")
+    for text in shown:
+        assert any(text in table for table in tables), (text, tables)
+
+
+def _candidates(count: int) -> list[ScoredCandidate]:
+    scores = {"videoalign/a_part_with_a_long_name": START, "m": [1e-5 * x for x in START]}
+    return [_candidate(f"candidate_number_{i}@150@student", scores, ("m",)) for i in range(count)]
+
+
+def test_the_page_of_an_evaluation_fits(tmp_path: Path, width: int) -> None:
+    """Long names and many candidates included."""
+    comparison = _compare(*_candidates(4))
+    page = write_comparison(comparison, tmp_path)[2]
+    told = look_at(page, width, FITS)
+    assert (told["wide"], told["outside"]) == (0, [])
+    assert told["marks"] > 0
+    means, *others = told["tables"]
+    assert len(means) == 3
+    assert len(others) == 3 * 3  # three candidates against the first: two kinds and diversity
+    assert len(told["plots"]) == 3 + len(others)
+
+
+def test_the_page_of_an_ablation_fits(tmp_path: Path, width: int) -> None:
+    write_all(make_result(tmp_path), tmp_path)
+    told = look_at(tmp_path / "ablation.html", width, FITS)
+    assert (told["wide"], told["outside"]) == (0, [])
+    (plot,) = told["plots"]
+    assert plot.startswith("Held-out reward")
+    assert told["marks"] >= 4  # a line for each variant but the constant reward
+    variants, runs, measures = told["tables"]
+    for row, name in zip(
+        variants, ("nested", "shared", "only_t2i", "only_i2v", "constant"), strict=True
+    ):
+        assert row.strip().startswith(name)
+    assert len(runs) == 10
+    assert len(measures) == 4
