@@ -95,20 +95,20 @@ def _reward_batch(output: StageOutput) -> RewardBatch:
 class ChainScoring:
     """Scores of a chain that is being sampled: what is made is sent to the rewards at once.
 
-    That holds for rewards in a process of their own or behind a server. Those in this process are
-    called at the end: they would compete for the device that samples. The scores are those of
-    scoring at the end: the requests are the same. A sample that is not finite has failed, and so
-    have its leaves.
+    That holds for rewards in a process of their own or behind a server, judges among them. Those
+    in this process are called at the end: they would compete for the device that samples. The
+    scores are those of scoring at the end: the requests are the same. A sample that is not finite
+    has failed, and so have its leaves.
 
     Parameters
     ----------
-    last_stage
-        Name of the stage whose samples are the leaves.
+    samples
+        Stage name to its samples per sample of the stage before, in the order of the chain.
     """
 
-    def __init__(self, reward: CompositeReward, last_stage: str) -> None:
+    def __init__(self, reward: CompositeReward, samples: Mapping[str, int]) -> None:
         self._reward = reward
-        self._arriving = reward.arriving(last_stage)
+        self._arriving = reward.arriving(samples)
 
     def made(self, part: StageOutput) -> None:
         """Take the next samples of a stage: the ``on_made`` of ``run_chain``."""
@@ -191,7 +191,7 @@ def evaluate_samples(
         name: replace(plan, samples=1, params=replace(plan.params, sde_steps=()))
         for name, plan in plans.items()
     }
-    with ChainScoring(reward.pointwise(), workflow.stages[-1].name) as scoring:
+    with ChainScoring(reward.pointwise(), {s.name: 1 for s in workflow.stages}) as scoring:
         outputs = run_chain(
             workflow,
             instances,

@@ -165,9 +165,9 @@ class CompositeReward:
         self.check_stages({stage: made.batch.media_kind for stage, made in media.items()})
         return self.combine(media, self.obtain(media, arriving))
 
-    def arriving(self, last_stage: str) -> ArrivingScores:
-        """Begin to score a tree that is yet to grow; ``last_stage`` makes its leaves."""
-        return ArrivingScores(self.terms, last_stage)
+    def arriving(self, samples: Mapping[str, int]) -> ArrivingScores:
+        """Begin to score a tree that is yet to grow, by ``samples`` of each stage from a parent."""
+        return ArrivingScores(self.terms, samples)
 
     def obtain(
         self, media: Mapping[str, StageMedia], arriving: ArrivingScores | None = None
@@ -187,14 +187,11 @@ class CompositeReward:
             One per term, over the samples of the stage that it is on.
         """
         last = list(media)[-1]
-        if arriving is None:
-            arriving = self.arriving(last)
-            for stage, made in media.items():
-                arriving.add(stage, made.batch)
         batches = [term_batch(term, media, term.on or last) for term in self.terms]
-        for index, term in enumerate(self.terms):
-            if term.group is not None:
-                arriving.add_groups(index, batches[index])
+        if arriving is None:
+            arriving = ArrivingScores(self.terms)
+            for index, batch in enumerate(batches):
+                arriving.add_to(index, batch)
         arriving.flush()
         here = {
             index: score_safely(term.reward, batches[index], term.timeout_s)
@@ -202,8 +199,8 @@ class CompositeReward:
             if not isinstance(term.reward, ScoresElsewhere)
         }
         return [
-            here[index] if index in here else arriving.result(index)
-            for index in range(len(self.terms))
+            here[index] if index in here else arriving.result(index, len(batch))
+            for index, batch in enumerate(batches)
         ]
 
     def combine(

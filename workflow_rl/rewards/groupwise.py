@@ -17,6 +17,9 @@ from workflow_rl.rewards.base import (
 )
 from workflow_rl.rewards.python_callable import PythonCallable
 
+NOT_FINITE = "not finite"
+ALONE = "alone in its group: nothing to compare it with"
+
 
 class Groupwise(ABC):
     """A reward whose scores depend on the whole group: write :meth:`score_group`.
@@ -47,7 +50,7 @@ class Groupwise(ABC):
         groups: dict[str, list[int]] = {}
         for row, group in enumerate(batch.group_ids or [""] * len(batch)):
             groups.setdefault(group, []).append(row)
-        result = all_failed(len(batch), "not finite")
+        result = all_failed(len(batch), NOT_FINITE)
         for rows in groups.values():
             rows = [row for row in rows if whole[row]]
             _put(result, rows, self._score(take(batch, rows)))
@@ -55,7 +58,7 @@ class Groupwise(ABC):
 
     def _score(self, group: RewardBatch) -> RewardScores:
         if len(group) < 2:
-            return all_failed(len(group), "alone in its group: nothing to compare it with")
+            return all_failed(len(group), ALONE)
         try:
             return checked(self.score_group(group), len(group))
         except Exception as error:  # noqa: BLE001  whatever a reward raises is a failed group

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 
@@ -18,24 +18,37 @@ from workflow_rl.rewards.base import (
     checked,
     one_line,
 )
-from workflow_rl.rewards.groupwise import take
-from workflow_rl.rewards.registry import RewardTerm
+from workflow_rl.rewards.groupwise import ALONE, NOT_FINITE, take
+from workflow_rl.rewards.registry import GroupKind, RewardTerm
 
 
 class PendingScores:
     """The scores of one stage's samples by one reward that is computed elsewhere.
 
-    Samples are sent ``reward.batch_size`` at a time, counted from the first, in whatever portions
-    they are added: the requests, and so the numbers, are those of adding all at once. Samples with
-    group ids are sent a group at a time, and must be added together.
+    Samples are sent as soon as they are enough for a request, counted from the first, in whatever
+    portions they are added: the requests, and so the numbers, are those of adding all at once.
+
+    Parameters
+    ----------
+    reward : ScoresElsewhere
+    group_size : int or None
+        Where the reward compares the samples of a group: each so many samples are one, and a
+        request of their own, named by its number. Samples that come with group ids are whole
+        groups, of any size. None: requests are of ``reward.batch_size`` samples.
     """
 
-    def __init__(self, reward: ScoresElsewhere) -> None:
+    def __init__(self, reward: ScoresElsewhere, group_size: int | None = None) -> None:
         self._reward = reward
+        self._group_size = group_size
         self._held: RewardBatch | None = None
         self._size = 0
         self._sent: list[tuple[list[int], Future[RewardScores]]] = []
-        self._not_finite: list[int] = []
+        self._failed: dict[int, str] = {}
+        self._whole_at = math.inf
+
+    def __len__(self) -> int:
+        """Samples so far."""
+        return self._size
 
     def add(self, batch: RewardBatch) -> None:
         """Take in the next samples of the stage; send what is enough for a request."""
@@ -47,19 +60,18 @@ class PendingScores:
         held = batch if self._held is None else join_batches([self._held, batch])
         first = self._size + len(batch) - len(held)
         self._size += len(batch)
-        size = self._reward.batch_size
+        size = self._group_size or self._reward.batch_size
         whole = len(held) - len(held) % size
         for start in range(0, whole, size):
-            self._send(
-                part(held, start, start + size), list(range(first + start, first + start + size))
-            )
+            self._send_range(part(held, start, start + size), first + start)
         self._held = part(held, whole, len(held)) if whole < len(held) else None
 
     def flush(self) -> None:
         """Send what is left: there will be no more."""
         if self._held is not None:
             held, self._held = self._held, None
-            self._send(held, list(range(self._size - len(held), self._size)))
+            self._send_range(held, self._size - len(held))
+        self._whole_at = min(self._whole_at, time.monotonic())
 
     def result(self, timeout_s: float | None) -> RewardScores:
         """Send what is left and wait for all.
@@ -67,7 +79,7 @@ class PendingScores:
         Parameters
         ----------
         timeout_s : float or None
-            What has no score after so many seconds has failed; None waits for ever.
+            What has no score so many seconds after :meth:`flush` has failed; None waits for ever.
 
         Returns
         -------
@@ -75,9 +87,9 @@ class PendingScores:
             Of all samples, in the order in which they were added.
         """
         self.flush()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else self._whole_at + timeout_s
         joined = all_failed(self._size, "not scored")
-        joined.failures.update(dict.fromkeys(self._not_finite, "not finite"))
+        joined.failures.update(self._failed)
         for rows, future in self._sent:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             scores = _result(future, len(rows), left, timeout_s)
@@ -89,14 +101,23 @@ class PendingScores:
         for _, future in self._sent:
             future.cancel()
 
+    def _send_range(self, batch: RewardBatch, first: int) -> None:
+        """Send a request with the samples from ``first`` on."""
+        if self._group_size:
+            batch = replace(batch, group_ids=[str(first // self._group_size)] * len(batch))
+        self._send(batch, list(range(first, first + len(batch))))
+
     def _send(self, batch: RewardBatch, rows: list[int]) -> None:
-        """Send a request with those of its samples that are finite; the others fail."""
+        """Send a request with those of its samples that can be scored; the others fail."""
         finite = batch.media.isfinite().flatten(1).all(1).tolist()
         if not all(finite):
             kept = [place for place, is_finite in enumerate(finite) if is_finite]
-            self._not_finite += [rows[place] for place in range(len(rows)) if not finite[place]]
+            lost = [row for row, is_finite in zip(rows, finite, strict=True) if not is_finite]
+            self._failed |= dict.fromkeys(lost, NOT_FINITE)
             batch, rows = take(batch, kept), [rows[place] for place in kept]
-        if rows:
+        if batch.group_ids and len(rows) == 1:
+            self._failed[rows[0]] = ALONE
+        elif rows:
             self._sent.append((rows, self._reward.submit(batch)))
 
 
@@ -106,29 +127,33 @@ class ArrivingScores:
     Parameters
     ----------
     terms : sequence of RewardTerm
-    last_stage : str
-        The stage of the terms that name none.
+    samples : mapping of str to int or None
+        The stages of the chain in order, and how many samples each makes of one of the stage
+        before. Samples are added in the order of the tree, so that a group's are together. None
+        where all that there is to score is given to :meth:`add_to`.
     """
 
-    def __init__(self, terms: Sequence[RewardTerm], last_stage: str) -> None:
-        self._terms = list(terms)
-        self._last = last_stage
+    def __init__(
+        self, terms: Sequence[RewardTerm], samples: Mapping[str, int] | None = None
+    ) -> None:
+        self._stages = [term.on or list(samples or [None])[-1] for term in terms]
+        self._limits = [term.timeout_s for term in terms]
         self._pending: dict[int, PendingScores] = {}
         for index, term in enumerate(terms):
             if isinstance(term.reward, ScoresElsewhere):
                 if isinstance(term.reward, LoadsWeights):
                     term.reward.load()
-                self._pending[index] = PendingScores(term.reward)
+                size = _group_size(term.group, self._stages[index], samples)
+                self._pending[index] = PendingScores(term.reward, size)
 
     def add(self, stage: str, batch: RewardBatch) -> None:
-        """Hand over the next samples of a stage to the terms that score each sample alone."""
+        """Hand over the next samples of a stage."""
         for index, pending in self._pending.items():
-            term = self._terms[index]
-            if term.group is None and (term.on or self._last) == stage:
+            if self._stages[index] == stage:
                 pending.add(batch)
 
-    def add_groups(self, index: int, batch: RewardBatch) -> None:
-        """Hand over all samples of the stage of term ``index``, which compares them."""
+    def add_to(self, index: int, batch: RewardBatch) -> None:
+        """Hand over samples to term ``index`` alone, with group ids if it compares them."""
         if index in self._pending:
             self._pending[index].add(batch)
 
@@ -137,14 +162,27 @@ class ArrivingScores:
         for pending in self._pending.values():
             pending.flush()
 
-    def result(self, index: int) -> RewardScores:
-        """Wait for the scores of term ``index``, which is computed elsewhere."""
-        return self._pending[index].result(self._terms[index].timeout_s)
+    def result(self, index: int, size: int) -> RewardScores:
+        """Wait for the ``size`` scores of term ``index``, which is computed elsewhere."""
+        pending = self._pending[index]
+        if len(pending) != size:
+            raise RuntimeError(f"{len(pending)} samples of {size} were handed over")
+        return pending.result(self._limits[index])
 
     def cancel(self) -> None:
         """Give up on all: nobody will ask for the results."""
         for pending in self._pending.values():
             pending.cancel()
+
+
+def _group_size(
+    group: GroupKind | None, stage: str | None, samples: Mapping[str, int] | None
+) -> int | None:
+    """Samples of a stage that are one group; None where each is scored alone, or they say it."""
+    if group is None or samples is None or stage is None:
+        return None
+    counts = list(samples.values())[: list(samples).index(stage) + 1]
+    return math.prod(counts) if group == "prompt" else counts[-1]
 
 
 def _result(

@@ -1,11 +1,11 @@
 """A vision-language model as a judge, behind any server that speaks OpenAI's API."""
 
+import asyncio
 import base64
 import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,7 @@ from workflow_rl.errors import UserError
 from workflow_rl.rewards.base import AcceptedKind, RewardBatch, RewardScores, one_line
 from workflow_rl.rewards.judge_answers import Token, answer_schema, expected_labels, parse_answer
 from workflow_rl.rewards.pixels import to_pil
-from workflow_rl.rewards.side_by_side import side_by_side
+from workflow_rl.rewards.remote.base import RemoteReward, in_background
 from workflow_rl.rewards.weights import Lazy, import_extra
 
 CRITERIA = {
@@ -32,12 +32,12 @@ TOP_LOGPROBS = 20
 """The most that servers allow."""
 
 
-class VlmJudge:
+class VlmJudge(RemoteReward):
     """Mean grade of a vision-language model over the criteria, in [0, 1]; higher is better.
 
     The model sees the prompt and ``frames`` frames, evenly spaced, as images, and answers in JSON
     with a grade for each criterion. Each criterion is a component, in [0, 1]. An answer of any
-    other form, or none, fails its sample.
+    other form, or none, fails its sample. Samples are asked about as they are made.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class VlmJudge:
     request_timeout_s : float
         That a server may be silent, in seconds. A sample whose answer is not there after
         ``retries + 1`` times as long has failed, whatever trickles in. The term's own
-        ``timeout_s`` limits a whole batch: keep it larger.
+        ``timeout_s`` limits all samples together: keep it larger.
     use_proxy : bool
         Go through the proxy that the environment names.
     extra_body : mapping or None
@@ -96,6 +96,7 @@ class VlmJudge:
         use_proxy: bool = False,
         extra_body: Mapping[str, object] | None = None,
     ) -> None:
+        super().__init__(self.name, self.media_kind, batch_size=1)
         self.criteria = dict(CRITERIA if criteria is None else criteria)
         if not self.criteria or not all(re.fullmatch("[a-z_]+", name) for name in self.criteria):
             raise UserError(
@@ -125,7 +126,7 @@ class VlmJudge:
         self.max_side = max_side
         self.rubric = RUBRIC if rubric is None else rubric
         self.api_key_env = api_key_env
-        self.concurrency = concurrency
+        self.in_flight = asyncio.Semaphore(concurrency)
         self.retries = retries
         self.request_timeout_s = request_timeout_s
         self.use_proxy = use_proxy
@@ -141,15 +142,15 @@ class VlmJudge:
         if not self.model:
             raise UserError("vlm_judge needs args.model: the model's name at the server")
         openai = import_extra("openai", "judge")
-        client = openai.OpenAI(
+        client = openai.AsyncOpenAI(
             base_url=self.base_url,
             api_key=os.environ.get(self.api_key_env) or "none",
             timeout=self.request_timeout_s,
             max_retries=self.retries,
-            http_client=openai.DefaultHttpxClient(trust_env=self.use_proxy),
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=self.use_proxy),
         )
         try:
-            client.models.list()
+            in_background(_listed(client)).result()
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise UserError(
                 f"{self.base_url} refuses the key in {self.api_key_env}: {one_line(error)[:200]}"
@@ -163,34 +164,21 @@ class VlmJudge:
             pass  # it answers, but lists no models: not every server does
         return client
 
-    def __call__(self, batch: RewardBatch) -> RewardScores:
-        """Score images or videos, several at a time."""
-        rows: list[dict[str, float]] = []
+    async def ask(self, batch: RewardBatch) -> RewardScores:
+        """Grade one sample, in [0, 1] by each criterion."""
+        what = "the image" if batch.media_kind == "image" else "frames of the video, in order"
+        text = f"The text: {batch.prompts[0]}\nBelow: {what}."
         failures: dict[int, str] = {}
-        calls = [partial(self._grades, batch.row(i)) for i in range(len(batch))]
-        for index, outcome in enumerate(self.ask_all(calls)):
-            if isinstance(outcome, Exception):  # whatever a foreign server made happen
-                failures[index] = one_line(outcome)[:300]
-                outcome = dict.fromkeys(self.criteria, torch.nan)
-            rows.append(outcome)
-        components = {name: torch.tensor([row[name] for row in rows]) for name in self.criteria}
+        try:
+            grades = await self.answer(lambda: [{"type": "text", "text": text}, *self.shown(batch)])
+        except Exception as error:  # noqa: BLE001  whatever a foreign server made happen
+            failures[0] = judge_failure(error)
+            grades = dict.fromkeys(self.criteria, torch.nan)
+        components = {name: torch.tensor([grade]) for name, grade in grades.items()}
         return RewardScores(torch.stack([*components.values()]).mean(0), failures, components)
 
-    def _grades(self, sample: RewardBatch) -> dict[str, float]:
-        """Grades of one sample, in [0, 1], by criterion."""
-        what = "the image" if sample.media_kind == "image" else "frames of the video, in order"
-        text = f"The text: {sample.prompts[0]}\nBelow: {what}."
-        return self.ask([{"type": "text", "text": text}, *self.shown(sample)])
-
-    def ask_all(
-        self, calls: Sequence[Callable[[], dict[str, float]]]
-    ) -> list[dict[str, float] | Exception]:
-        """Make calls of :meth:`ask`, ``concurrency`` at a time; what failed is its exception."""
-        limit_s = (self.retries + 1) * self.request_timeout_s
-        return side_by_side(calls, self.concurrency, limit_s)
-
-    def ask(self, content: list[dict[str, Any]]) -> dict[str, float]:
-        """Ask about what ``content`` tells and shows.
+    async def answer(self, content: Callable[[], list[dict[str, Any]]]) -> dict[str, float]:
+        """Ask about what ``content`` tells and shows, when one of the requests in flight is over.
 
         Returns
         -------
@@ -202,9 +190,21 @@ class VlmJudge:
         Exception
             Whatever the server made happen; no proper answer is a ValueError.
         """
+        limit_s = (self.retries + 1) * self.request_timeout_s
+        async with self.in_flight:
+            try:
+                async with asyncio.timeout(limit_s) as limit:
+                    return await self._answer(await asyncio.to_thread(content))
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise TimeoutError(f"timed out after {limit_s:g} s") from error
+
+    async def _answer(self, content: list[dict[str, Any]]) -> dict[str, float]:
+        """Ask once about what ``content`` tells and shows."""
         by_logprob = self.method == "logprob"
         ask = {"temperature": 0.0, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
-        reply = self.client.get().chat.completions.create(
+        reply = await self.client.get().chat.completions.create(
             model=self.model,
             messages=[
                 {"role": "system", "content": self._instructions()},
@@ -273,6 +273,16 @@ class VlmJudge:
         count = min(self.frames, length)
         positions = torch.linspace(0, length - 1, count).round().long()
         return to_pil(sample.media[0][:, positions].movedim(1, 0))
+
+
+async def _listed(client: Any) -> None:
+    """See that the server answers."""
+    await client.models.list()
+
+
+def judge_failure(error: Exception) -> str:
+    """Why a judge's answer is none, on one line."""
+    return one_line(error)[:300]
 
 
 def data_url(image: Image.Image, max_side: int) -> str:

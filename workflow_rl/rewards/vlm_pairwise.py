@@ -1,18 +1,20 @@
 """A vision-language model that compares the samples of a group, two by two."""
 
+import asyncio
 import itertools
 from collections.abc import Mapping
-from functools import partial
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from workflow_rl.errors import UserError
-from workflow_rl.rewards.base import RewardBatch, RewardScores, one_line
+from workflow_rl.rewards.base import RewardBatch, RewardScores
 from workflow_rl.rewards.comparisons import RANKINGS, compared_enough
 from workflow_rl.rewards.groupwise import Groupwise
-from workflow_rl.rewards.vlm_judge import VlmJudge
+from workflow_rl.rewards.remote.base import RemoteReward, in_background
+from workflow_rl.rewards.vlm_judge import VlmJudge, judge_failure
 
 CRITERIA = {
     "alignment": "Which shows more of what the text asks for: subjects, attributes, actions?",
@@ -28,7 +30,7 @@ RUBRIC = (
 FIRST, SECOND = 1, 2
 
 
-class PairwiseVlmJudge(Groupwise):
+class PairwiseVlmJudge(Groupwise, RemoteReward):
     """Win rate of a sample against the others of its group, in [0, 1]; higher is better.
 
     A vision-language model behind an OpenAI-compatible API is shown two samples of one prompt and
@@ -38,7 +40,7 @@ class PairwiseVlmJudge(Groupwise):
     delays reward hacking (Pref-GRPO, arXiv 2508.20751). A group of n takes n(n - 1) requests.
 
     A comparison without a proper answer in both orders is left out; a sample that has fewer than
-    half of its comparisons fails.
+    half of its comparisons fails. A group is compared as soon as all of it is made.
 
     Parameters
     ----------
@@ -82,6 +84,7 @@ class PairwiseVlmJudge(Groupwise):
     ) -> None:
         if ranking not in RANKINGS:
             raise UserError(f"ranking is {ranking!r}: give {' or '.join(RANKINGS)}")
+        RemoteReward.__init__(self, self.name, self.media_kind, batch_size=1)
         self.ranking = ranking
         self.judge = VlmJudge(
             model=model,
@@ -109,33 +112,44 @@ class PairwiseVlmJudge(Groupwise):
 
     def score_group(self, group: RewardBatch) -> RewardScores:
         """Compare every pair in both orders."""
-        orders = list(itertools.permutations(range(len(group)), 2))
+        return in_background(self.ask(group)).result()
+
+    def score(self, batch: RewardBatch, timeout_s: float | None) -> RewardScores:
+        """Score a batch of whole groups, or of one."""
+        groups = batch.group_ids or [""] * len(batch)
+        return super().score(replace(batch, group_ids=groups), timeout_s)
+
+    async def ask(self, batch: RewardBatch) -> RewardScores:
+        """Compare every pair of one group in both orders."""
+        orders = list(itertools.permutations(range(len(batch)), 2))
         wins = {
-            name: torch.full((len(group), len(group)), torch.nan) for name in self.judge.criteria
+            name: torch.full((len(batch), len(batch)), torch.nan) for name in self.judge.criteria
         }
         reasons: dict[tuple[int, int], str] = {}
-        calls = [
-            partial(self._second_wins, group.row(first), group.row(second))
-            for first, second in orders
-        ]
-        for (first, second), outcome in zip(orders, self.judge.ask_all(calls), strict=True):
-            if isinstance(outcome, Exception):  # whatever a foreign server made happen
-                reasons[first, second] = one_line(outcome)[:300]
+        asked = [self._second_wins(batch.row(first), batch.row(second)) for first, second in orders]
+        for (first, second), outcome in zip(orders, await asyncio.gather(*asked), strict=True):
+            if isinstance(outcome, str):
+                reasons[first, second] = outcome
                 continue
             for name, share in outcome.items():
                 wins[name][first, second] = 1 - share
         return self._scores(wins, reasons)
 
-    def _second_wins(self, first: RewardBatch, second: RewardBatch) -> dict[str, float]:
-        """Probability that the second is the better one, by criterion."""
+    async def _second_wins(self, first: RewardBatch, second: RewardBatch) -> dict[str, float] | str:
+        """Probability that the second is the better one, by criterion; or why it is not known."""
         what = "an image" if first.media_kind == "image" else "frames of a video, in order"
         texts = [
             {"type": "text", "text": f"The text: {first.prompts[0]}\nThe first is {what}:"},
             {"type": "text", "text": f"The second is {what}:"},
         ]
-        return self.judge.ask(
-            [texts[0], *self.judge.shown(first), texts[1], *self.judge.shown(second)]
-        )
+
+        def content() -> list[dict[str, Any]]:
+            return [texts[0], *self.judge.shown(first), texts[1], *self.judge.shown(second)]
+
+        try:
+            return await self.judge.answer(content)
+        except Exception as error:  # noqa: BLE001  whatever a foreign server made happen
+            return judge_failure(error)
 
     def _scores(
         self, shown_first: Mapping[str, Tensor], reasons: Mapping[tuple[int, int], str]

@@ -275,16 +275,18 @@ def test_a_server_that_cannot_help_is_refused(
 
 
 def test_what_is_sent_is_plain_json(server: FaultyServer, videos: Videos) -> None:
-    score_safely(server.reward(), videos(1, fps=None, groups=1))
+    score_safely(server.reward(), videos(2, fps=None, groups=1))
     (request,) = server.requests
-    media = request["samples"][0].pop("media")
+    media = [sample.pop("media") for sample in request["samples"]]
     assert json.dumps(request) == json.dumps(
         {
             "protocol": 1,
             "reward": "mean",
             "media_kind": "video",
             "fps": None,
-            "samples": [{"id": "s0", "prompt": "prompt s0", "group": "g0"}],
+            "samples": [
+                {"id": name, "prompt": f"prompt {name}", "group": "g0"} for name in ("s0", "s1")
+            ],
         }
     )
-    assert (media["format"], len(media["data"])) == ("png", 3)
+    assert [(one["format"], len(one["data"])) for one in media] == [("png", 3)] * 2
