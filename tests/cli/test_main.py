@@ -14,7 +14,7 @@ from workflow_rl.errors import WorkflowRLError
 
 HEAVY = ("torch", "diffusers", "transformers", "numpy", "av", "PIL")
 COMMANDS = [
-    *("train", "resume", "generate", "evaluate", "ablate", "report", "reward-server"),
+    *("init", "train", "resume", "generate", "evaluate", "ablate", "report", "reward-server"),
     *("export", "kernels", "plan", "pretrain-tiny"),
 ]
 

@@ -15,6 +15,7 @@ from workflow_rl.cli.ablate import ablate
 from workflow_rl.cli.evaluate import evaluate
 from workflow_rl.cli.export import export
 from workflow_rl.cli.generate import generate
+from workflow_rl.cli.init import init
 from workflow_rl.cli.kernels import list_kernels
 from workflow_rl.cli.plan import plan
 from workflow_rl.cli.pretrain_tiny import pretrain_tiny
@@ -83,6 +84,7 @@ def workflow_rl(
     The embedded pair of small models, end to end on two CPU cores:
 
     ```
+    workflow-rl init       # writes configs/ and examples/, where they are not there yet
     workflow-rl train configs/quickstart.yaml
     workflow-rl evaluate runs/quickstart
     workflow-rl report runs/quickstart
@@ -91,6 +93,7 @@ def workflow_rl(
     logging.getLogger("transformers.utils.import_utils").addFilter(_is_needed)
 
 
+app.command("init")(init)
 app.command("train")(train)
 app.command("resume")(resume)
 app.command("generate")(generate)

@@ -63,7 +63,10 @@ def load_rewards(path: Path | str, overrides: Sequence[str] = ()) -> tuple[Rewar
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise UserError(f"{path}: no such file; give the path of a configuration in YAML")
+        raise UserError(
+            f"{path}: no such file; give the path of a configuration in YAML (`workflow-rl init` "
+            "writes some to begin with)"
+        )
     try:
         raw = parse_yaml(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
