@@ -9,6 +9,7 @@ import pytest
 from tests.cli.conftest import Invoke
 from workflow_rl.config import load_config
 from workflow_rl.config.run_dir import create_run_dir
+from workflow_rl.export import options
 from workflow_rl.export.options import ExportFormat, ExportOptions, KeyFormat
 
 
@@ -39,10 +40,6 @@ def run(workspace: Path) -> Path:
         ("run --stage i2v --format merged -o run.yaml", "run.yaml exists already"),
         ("run --stage i2v --format merged -o run.yaml/out", "run.yaml is a file, so"),
         ("run --stage i2v --format diffusers --key-format comfyui", "use --format merged or lora"),
-        (
-            "z --stage t2i --format merged --key-format comfyui",
-            "family z_image, whose keys are not mapped for ComfyUI (mapped: flux, wan)",
-        ),
     ],
 )
 def test_a_fault_is_one_line_and_nothing_is_written(
@@ -51,6 +48,16 @@ def test_a_fault_is_one_line_and_nothing_is_written(
     before = sorted(workspace.rglob("*"))
     assert says in invoke("export", *arguments.split()).one_line_error()
     assert sorted(workspace.rglob("*")) == before
+
+
+def test_a_family_whose_names_in_comfyui_are_not_known(
+    invoke: Invoke, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is added may be; those that there are have their tables."""
+    monkeypatch.setattr(options, "COMFYUI_FAMILIES", ("wan", "flux"))
+    ask = "z --stage t2i --format merged --key-format comfyui"
+    says = "family z_image, whose keys are not mapped for ComfyUI (mapped: flux, wan); use --key"
+    assert says in invoke("export", *ask.split()).one_line_error()
 
 
 def test_a_model_that_is_gone(invoke: Invoke, workspace: Path, run: Path) -> None:
@@ -64,10 +71,10 @@ def test_options_are_handed_on_and_the_folder_is_printed(
 ) -> None:
     asked: list[ExportOptions] = []
 
-    def fake(run_dir: Path, options: ExportOptions, on_message: Any) -> Path:
+    def fake(run_dir: Path, wanted: ExportOptions, on_message: Any) -> Path:
         on_message("a message")
-        asked.append(options)
-        return options.target(run_dir)
+        asked.append(wanted)
+        return wanted.target(run_dir)
 
     monkeypatch.setattr("workflow_rl.export.run.export_run", fake)
     ask = ("export", "run", "--stage", "i2v", "--format", "merged")

@@ -44,6 +44,7 @@ OTHER_CASES: dict[str, FamilyCase] = {
         test_wan_ti2v.TestWanTI2V.case,
     )
 }
+ALL_CASES = CASES | OTHER_CASES
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {"lora": LORA},
     "default lora": {"lora": {"rank": 4}},
@@ -60,7 +61,7 @@ def get_run(tmp_path_factory: pytest.TempPathFactory) -> GetRun:
     runs: dict[tuple[str, str], TinyRun] = {}
 
     def get(name: str, kind: str) -> TinyRun:
-        case, model = (CASES | OTHER_CASES)[name], folder / name
+        case, model = ALL_CASES[name], folder / name
         if not model.exists():
             case.save(model)
         if (name, kind) not in runs:

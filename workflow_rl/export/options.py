@@ -7,7 +7,7 @@ from typing import Literal
 
 from workflow_rl.config import RunConfig, StageConfig
 from workflow_rl.errors import UserError
-from workflow_rl.export.comfyui import COMFYUI_FAMILIES
+from workflow_rl.export.comfyui_layouts import COMFYUI_FAMILIES
 
 Weights = Literal["student", "ema"]
 DTypeName = Literal["float32", "bfloat16", "float16"]
