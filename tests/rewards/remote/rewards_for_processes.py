@@ -36,5 +36,18 @@ def picky(media: Tensor, prompts: list[str], sample_ids: list[str]) -> list[floa
     return media.flatten(1).mean(1).tolist()
 
 
+def mean(media: Tensor, prompts: list[str], sample_ids: list[str]) -> list[float]:
+    """Score as the server of the tests does."""
+    return media.flatten(1).double().mean(1).float().tolist()
+
+
+def noted(media: Tensor, prompts: list[str], sample_ids: list[str]) -> list[float]:
+    """Score the middle of each sample, and note the call in a file where one is named."""
+    if "REWARD_NOTES" in os.environ:
+        with open(os.environ["REWARD_NOTES"], "a") as notes:
+            notes.write("called\n")
+    return media.flatten(1).double().median(1).values.float().tolist()
+
+
 if os.environ.get("REWARD_TEST") == "unready":
     raise UserError("there is no licence for this reward")
