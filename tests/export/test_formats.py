@@ -54,7 +54,7 @@ def _load_merged(run: TinyRun, folder: Path) -> Any:
     return run.case.pipeline_class.from_pretrained(run.model, **parts)
 
 
-def _load(run: TinyRun, folder: Path, form: str) -> Any:
+def load_export(run: TinyRun, folder: Path, form: str) -> Any:
     match form:
         case "lora":
             return _load_loras(run, folder)
@@ -92,7 +92,7 @@ def test_stock_makes_what_we_serve(
     run = get_run(name, kind)
     weights: Weights
     weights, role = ("ema", WeightRole.EMA) if form == "merged" else ("student", WeightRole.STUDENT)
-    pipeline = _load(run, _export(run, tmp_path / "out", form, weights=weights), form)
+    pipeline = load_export(run, _export(run, tmp_path / "out", form, weights=weights), form)
     stock, ours = run.made_by_stock(pipeline), _made_by_us(run, role)
     assert float((stock - ours).abs().max()) <= TOLERANCE
     assert float((run.made_by_base - ours).abs().max()) > 1e-3, "it trained nothing"
@@ -105,7 +105,7 @@ def test_stock_makes_what_we_serve(
 )
 def test_other_families(get_run: GetRun, tmp_path: Path, name: str, kind: str, form: str) -> None:
     run = get_run(name, kind)
-    stock = run.made_by_stock(_load(run, _export(run, tmp_path / "out", form), form))
+    stock = run.made_by_stock(load_export(run, _export(run, tmp_path / "out", form), form))
     ours = _made_by_us(run, WeightRole.STUDENT)
     assert float((stock - ours).abs().max()) <= TOLERANCE
     assert float((run.made_by_base - ours).abs().max()) > 1e-3, "it trained nothing"

@@ -16,12 +16,12 @@ from diffusers import FluxTransformer2DModel, WanTransformer3DModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.export.conftest import CASES, GetRun
+from tests.export.conftest import A14B, CASES, GetRun
 from tests.export.tiny_run import ITERATION, LORA, TinyRun, checkpoint, make_run
 from workflow_rl import __version__
 from workflow_rl.errors import UserError, WorkflowRLError
 from workflow_rl.export.metadata import base_model_name
-from workflow_rl.export.options import ExportFormat, ExportOptions
+from workflow_rl.export.options import ExportFormat, ExportOptions, KeyFormat
 from workflow_rl.export.run import export_run
 from workflow_rl.training.weight_sync import WeightRole
 
@@ -53,29 +53,46 @@ def own_run(get_run: GetRun, tmp_path: Path) -> TinyRun:
 
 
 @pytest.mark.parametrize(
-    ("form", "kind"), [("lora", "lora"), ("merged", "lora"), ("merged", "full")]
+    ("form", "kind", "keys"),
+    [
+        ("lora", "lora", "diffusers"),
+        ("lora", "lora", "comfyui"),
+        ("merged", "lora", "diffusers"),
+        ("merged", "full", "diffusers"),
+        ("merged", "full", "comfyui"),
+        ("diffusers", "lora", "diffusers"),
+        ("diffusers", "full", "diffusers"),
+    ],
 )
 def test_a_file_says_where_it_is_from(
-    get_run: GetRun, tmp_path: Path, form: str, kind: str
+    get_run: GetRun, tmp_path: Path, form: str, kind: str, keys: str
 ) -> None:
-    run = get_run(WAN, kind)
-    (file,) = _export(run, tmp_path / "out", form).rglob("*.safetensors")
-    with safe_open(file, framework="pt") as opened:
-        header = opened.metadata()
+    run = get_run(A14B, kind)
+    out = _export(run, tmp_path / "out", form, key_format=KeyFormat(keys))
+    others = ("vae", "text_encoder")
+    headers = {}
+    for file in (path for path in out.rglob("*.safetensors") if path.parent.name not in others):
+        with safe_open(file, framework="pt") as opened:
+            header = opened.metadata()
+        headers[header["workflow_rl.component"]] = header
+    assert headers.keys() == {"transformer", "transformer_2"}
     expected = {
-        "base_model": WAN,
+        "base_model": A14B,
+        "family": "wan",
         "version": __version__,
         "run": run.dir.name,
         "run_fingerprint": run.config.fingerprint(),
         "stage": "i2v",
-        "component": "transformer",
         "iteration": str(ITERATION),
         "weights": "student",
     }
-    assert header["format"] == "pt"
-    assert {key: header[f"workflow_rl.{key}"] for key in expected} == expected
-    assert "nested credit" in header["workflow_rl.method"]
-    assert not any(str(tmp_path.parent) in value for value in header.values())
+    for header in headers.values():
+        assert header["format"] == "pt"
+        assert {key: header[f"workflow_rl.{key}"] for key in expected} == expected
+        trained = "LoRA" if kind == "lora" else "weights"
+        method = header["workflow_rl.method"]
+        assert method == f"PPO-clip on the {trained} of the chain, nested credit, flow_sde steps"
+        assert not any(str(tmp_path.parent) in value for value in header.values())
 
 
 def test_a_folder_of_the_hubs_cache_is_named_by_its_id(tmp_path: Path) -> None:
@@ -136,6 +153,9 @@ def test_shards_are_kept(own_run: TinyRun, tmp_path: Path) -> None:
         (folder / index).read_text()
     )
     assert _same(whole / "transformer", out / "transformer")
+    for path in (out / "transformer").glob("*.safetensors"):
+        with safe_open(path, framework="pt") as opened:
+            assert opened.metadata()["workflow_rl.base_model"] == "flux"
     loaded = FluxTransformer2DModel.from_pretrained(out / "transformer")
     assert all(torch.equal(t, loaded.state_dict()[k]) for k, t in _tensors(whole).items())
 

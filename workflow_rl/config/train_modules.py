@@ -12,7 +12,7 @@ def has_part(name: str, part: str) -> bool:
 
 
 def check_parts(names: Iterable[str], parts: Sequence[str], where: str) -> None:
-    """Check that each of ``parts`` names at least one parameter.
+    """Check that each of ``parts`` names a parameter, and that each component has one of them.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def check_parts(names: Iterable[str], parts: Sequence[str], where: str) -> None:
     Raises
     ------
     UserError
-        At the first that names none.
+        At the first that names none, or that is not named.
     """
     known = tuple(names)
     for part in parts:
@@ -32,6 +32,14 @@ def check_parts(names: Iterable[str], parts: Sequence[str], where: str) -> None:
             modules = ", ".join(sorted({name.split(".")[1] for name in known}))
             raise UserError(
                 f"{where} names {part!r}, which is no part of the model; its modules are {modules}"
+            )
+    components = dict.fromkeys(name.partition(".")[0] for name in known)
+    trained = {n.partition(".")[0] for n in known if any(has_part(n, part) for part in parts)}
+    for component in components:
+        if parts and component not in trained:
+            raise UserError(
+                f"{where} names no part of {component}, and each of {' and '.join(components)} has "
+                "steps of its own to train; name a part of each, or one that all have"
             )
 
 
@@ -46,7 +54,7 @@ def check_train_modules(files: Mapping[str, WeightFiles], parts: Sequence[str], 
     Raises
     ------
     UserError
-        If a part names no parameter.
+        If a part names no parameter, or none of an expert's parameters is named.
     """
     names = [
         f"{component}.{name}"
