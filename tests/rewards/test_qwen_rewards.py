@@ -27,7 +27,7 @@ from workflow_rl.rewards.base import RewardBatch, score_safely
 from workflow_rl.rewards.hpsv3 import HPSv3, PreferenceHead, image_frames
 from workflow_rl.rewards.pixels import to_pil
 from workflow_rl.rewards.qwen_vl import CHAT, merge_lora, to_patches
-from workflow_rl.rewards.videoalign import VideoAlign, video_frames
+from workflow_rl.rewards.videoalign import FrameRules, VideoAlign, video_frames
 
 IMAGE_TEMPLATE = "Rate {text_prompt}: <|Reward|> END"
 VIDEO_TEMPLATE = "Rate <|VQ_reward|> and <|MQ_reward|> of {text_prompt} <|TA_reward|>"
@@ -242,7 +242,7 @@ def test_videoalign_is_three_normalised_scores_and_their_sum(
     result = score_safely(reward, batch)
     assert result.failures == {}
     for row, prompt in enumerate(batch.prompts):
-        frames = video_frames(batch.media[row], 8.0, 2.0)
+        frames = video_frames(batch.media[row], 8.0, FrameRules(2.0, videoalign.MAX_PIXELS))
         text = VIDEO_TEMPLATE.replace("{text_prompt}", prompt)
         hidden = hidden_states(expected_model, videoalign.TOKENS, "video", frames, text)
         raw = [float(head[i if rows == 3 else 0] @ hidden[i]) for i in range(3)]

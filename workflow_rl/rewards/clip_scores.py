@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from workflow_rl.rewards.base import RewardBatch, RewardScores
 from workflow_rl.rewards.frames import FramesArg
 from workflow_rl.rewards.image_network import ImageNetworkReward
-from workflow_rl.rewards.pixels import clip_pixels
+from workflow_rl.rewards.pixels import CropRule, clip_pixels
 from workflow_rl.rewards.weights import (
     load_pretrained,
     load_processor,
@@ -39,6 +39,9 @@ class ClipReward(ImageNetworkReward):
         Folders or hub names.
     """
 
+    crop: CropRule
+    """Of the published code."""
+
     def __init__(
         self,
         model: str,
@@ -65,7 +68,8 @@ class ClipReward(ImageNetworkReward):
         model, tokenizer = self.loaded.get()
         length = min(CONTEXT, model.config.text_config.max_position_embeddings)
         tokens = tokenise(tokenizer, images.prompts, length).to(self.device)
-        pixels_BCHW = clip_pixels(images.media, model.config.vision_config.image_size)
+        size = model.config.vision_config.image_size
+        pixels_BCHW = clip_pixels(images.media, size, self.crop)
         output = model(
             input_ids=tokens.input_ids,
             attention_mask=tokens.attention_mask,
@@ -98,6 +102,7 @@ class PickScore(ClipReward):
     """
 
     name = "pickscore"
+    crop = "transformers"
 
     def __init__(
         self,
@@ -118,7 +123,8 @@ class ClipScore(ClipReward):
     """How well an image fits its prompt: 2.5·max(cosine, 0), in [0, 2.5]; higher is better.
 
     Hessel et al. 2021 (arXiv 2104.08718), with the larger ViT-L/14. Good images have a cosine of
-    0.25 to 0.33, which is the component ``cosine``.
+    0.25 to 0.33, which is the component ``cosine``. The prompt is read as it is, as other trainers
+    do; the paper puts "A photo depicts" before it.
 
     Parameters
     ----------
@@ -129,6 +135,7 @@ class ClipScore(ClipReward):
     """
 
     name = "clipscore"
+    crop = "torchvision"
 
     def __init__(
         self,

@@ -8,7 +8,13 @@ from torch.nn import functional as F
 
 from workflow_rl.errors import UserError
 from workflow_rl.rewards.base import RewardBatch, RewardScores
-from workflow_rl.rewards.pixels import IMAGENET_MEAN, IMAGENET_STD, resize_uint8, to_uint8
+from workflow_rl.rewards.pixels import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    normalise,
+    resize_uint8,
+    to_uint8,
+)
 from workflow_rl.rewards.weights import Lazy, load_pretrained, pick_device, pick_dtype
 
 
@@ -18,8 +24,7 @@ def imagenet_pixels(images_BCHW: Tensor, size: int) -> Tensor:
     short = min(height, width)
     new = (int(size * height / short), int(size * width / short))
     resized_BCHW = resize_uint8(to_uint8(images_BCHW), new, "bilinear", antialias=False)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
-    return (resized_BCHW.float() / 255 - mean) / std
+    return normalise(resized_BCHW, IMAGENET_MEAN, IMAGENET_STD)
 
 
 class Features:

@@ -10,7 +10,7 @@ from workflow_rl.rewards.clip_scores import CONTEXT, tokenise
 from workflow_rl.rewards.frames import FramesArg
 from workflow_rl.rewards.image_network import ImageNetworkReward
 from workflow_rl.rewards.open_clip_layout import to_transformers
-from workflow_rl.rewards.pixels import CLIP_MEAN, CLIP_STD, normalised, resize_and_pad, to_pil
+from workflow_rl.rewards.pixels import CLIP_MEAN, CLIP_STD, normalise, resize_and_pad
 from workflow_rl.rewards.weights import (
     load_processor,
     load_strict,
@@ -67,8 +67,8 @@ class HPSv2(ImageNetworkReward):
         model, tokenizer = self.loaded.get()
         size = model.config.vision_config.image_size
         length = min(CONTEXT, model.config.text_config.max_position_embeddings)
-        padded = [resize_and_pad(image, size) for image in to_pil(images.media)]
-        pixels_BCHW = normalised(padded, CLIP_MEAN, CLIP_STD).to(self.device, self.dtype)
+        padded_BCHW = resize_and_pad(images.media, size)
+        pixels_BCHW = normalise(padded_BCHW, CLIP_MEAN, CLIP_STD).to(self.device, self.dtype)
         tokens = tokenise(tokenizer, images.prompts, length).to(self.device)
         # open_clip has no padding mask; being causal, CLIP does not see what follows the end.
         output = model(input_ids=tokens.input_ids, pixel_values=pixels_BCHW)

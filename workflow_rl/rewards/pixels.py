@@ -1,6 +1,7 @@
 """From media tensors to what reward networks were trained on: 8-bit pixels, resized, normalised."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -37,41 +38,62 @@ def luma(images_BCHW: Tensor) -> Tensor:
     return torch.einsum("bchw,c->bhw", images_BCHW, images_BCHW.new_tensor([0.299, 0.587, 0.114]))
 
 
-def normalised(
-    images: Sequence[Image.Image], mean: Sequence[float], std: Sequence[float]
-) -> Tensor:
-    """Pillow images of one size as float32 ``[B, 3, H, W]``: (x/255 − mean) / std."""
-    pixels_BHWC = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
-    scaled_BHWC = (pixels_BHWC.float() / 255 - torch.tensor(mean)) / torch.tensor(std)
-    return scaled_BHWC.movedim(3, 1).contiguous()
+def normalise(pixels_BCHW: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(x − mean) / std of pixels in [0, 1], channel by channel; uint8 are divided by 255 first."""
+    if pixels_BCHW.dtype == torch.uint8:
+        pixels_BCHW = pixels_BCHW.float() / 255
+    means, stds = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+    return (pixels_BCHW - means) / stds
 
 
-def resize_and_crop(image: Image.Image, size: int) -> Image.Image:
-    """Shorter side to ``size`` (bicubic), then the square in the middle, as CLIP was trained."""
+CropRule = Literal["transformers", "torchvision"]
+"""Where the square in the middle begins if an odd number of pixels is left over."""
+
+
+def resize_and_crop(image: Image.Image, size: int, rule: CropRule) -> Image.Image:
+    """Shorter side to ``size`` (bicubic), then the square in the middle.
+
+    Half of what is left over is cut off first: rounded down by ``CLIPImageProcessor`` of
+    transformers, to the nearest even number by ``CenterCrop`` of torchvision, which OpenAI's and
+    most published code uses. They differ by one pixel where 3, 7, 11, … pixels are left over.
+    """
     width, height = image.size
     short = min(width, height)
     new = (int(size * width / short), int(size * height / short))
-    left, top = (new[0] - size) // 2, (new[1] - size) // 2
+    left, top = (
+        extra // 2 if rule == "transformers" else round(extra / 2)
+        for extra in (new[0] - size, new[1] - size)
+    )
     resized = image.resize(new, Image.Resampling.BICUBIC)
     return resized.crop((left, top, left + size, top + size))
 
 
-def resize_and_pad(image: Image.Image, size: int) -> Image.Image:
-    """Longer side to ``size`` (bicubic), centred on a black square, as HPSv2 was trained."""
-    width, height = image.size
-    scale = size / max(width, height)
-    new = (round(width * scale), round(height * scale))
-    square = Image.new("RGB", (size, size))
-    square.paste(
-        image.resize(new, Image.Resampling.BICUBIC), ((size - new[0]) // 2, (size - new[1]) // 2)
-    )
-    return square
-
-
-def clip_pixels(images_BCHW: Tensor, size: int) -> Tensor:
+def clip_pixels(images_BCHW: Tensor, size: int, rule: CropRule = "torchvision") -> Tensor:
     """What CLIP sees: resized, cropped and normalised ``[B, 3, size, size]``."""
-    images = [resize_and_crop(image, size) for image in to_pil(images_BCHW)]
-    return normalised(images, CLIP_MEAN, CLIP_STD)
+    images = [resize_and_crop(image, size, rule) for image in to_pil(images_BCHW)]
+    pixels_BHWC = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
+    return normalise(pixels_BHWC.movedim(3, 1), CLIP_MEAN, CLIP_STD).contiguous()
+
+
+def resize_and_pad(images_BCHW: Tensor, size: int) -> Tensor:
+    """Longer side to ``size``, then centred on a black square, in about [0, 1].
+
+    ``ResizeMaxSize`` of HPSv2, which resizes numbers (bicubic with antialiasing), not an image of
+    8 bits: what overshoots black and white is kept. Where the longer side is ``size`` already it
+    would not pad, and its network then refuses the shape; here it is padded.
+    """
+    height, width = images_BCHW.shape[2:]
+    scale = size / max(height, width)
+    rows, columns = round(height * scale), round(width * scale)
+    resized_BCHW = F.interpolate(
+        to_uint8(images_BCHW).float() / 255,
+        (rows, columns),
+        mode="bicubic",
+        antialias=True,
+        align_corners=False,
+    )
+    above, left = (size - rows) // 2, (size - columns) // 2
+    return F.pad(resized_BCHW, (left, size - columns - left, above, size - rows - above))
 
 
 def resize_uint8(images_BCHW: Tensor, size: tuple[int, int], mode: str, antialias: bool) -> Tensor:

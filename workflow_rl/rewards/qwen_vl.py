@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from workflow_rl.errors import UserError
-from workflow_rl.rewards.pixels import CLIP_MEAN, CLIP_STD
+from workflow_rl.rewards.pixels import CLIP_MEAN, CLIP_STD, normalise
 from workflow_rl.rewards.prompt_template import PLACE
 from workflow_rl.rewards.weights import check_finite, load_processor, refuse_keys
 
@@ -61,8 +61,7 @@ def to_patches(frames_TCHW: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
 
     Two frames make one patch; an image is two frames of it.
     """
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CLIP_MEAN, CLIP_STD))
-    frames_TCHW = (frames_TCHW.float() / 255 - mean) / std
+    frames_TCHW = normalise(frames_TCHW, CLIP_MEAN, CLIP_STD)
     length, channels, height, width = frames_TCHW.shape
     grid = (length // FRAMES_PER_PATCH, height // PATCH, width // PATCH)
     blocks = frames_TCHW.reshape(

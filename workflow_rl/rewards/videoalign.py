@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ TOKENS = tuple(f"<|{name}_reward|>" for name in DIMENSIONS)
 TEMPLATE = ("DETAILED_PROMPT_WITH_SPECIAL_TOKEN",)
 MIN_PIXELS = 128 * 28 * 28
 MAX_PIXELS = 256 * 28 * 28
+FPS = 2.0
+MAX_FRAMES = 768
 NORMS = {"VQ": (3.6757, 2.2476), "MQ": (1.1646, 1.3811), "TA": (2.8105, 2.5121)}
 """Mean and standard deviation of each score over the authors' data."""
 
@@ -45,6 +48,9 @@ HEAD = "rm_head.weight"
 def frame_positions(length: int, video_fps: float, fps: float) -> list[int]:
     """Frames to look at: ``fps`` a second, evenly, an even number and at least 4 if there are.
 
+    ``smart_nframes`` of ``vision_process.py`` as of the end of 2024, which rounds to the nearest
+    even number; the one in today's ``qwen-vl-utils`` rounds down.
+
     Raises
     ------
     ValueError
@@ -52,11 +58,38 @@ def frame_positions(length: int, video_fps: float, fps: float) -> list[int]:
     """
     if length < 2:
         raise ValueError("VideoAlign needs a video of 2 frames or more")
-    most = length // 2 * 2
+    most = min(length, MAX_FRAMES) // 2 * 2
     wanted = min(max(length / video_fps * fps, 4), most)
     count = min(round(wanted / 2) * 2, most)
     positions: list[int] = torch.linspace(0, length - 1, count).round().long().tolist()
     return positions
+
+
+@dataclass(frozen=True)
+class FrameRules:
+    """Which frames of a video are shown, and how large.
+
+    Attributes
+    ----------
+    fps : float
+        Frames a second.
+    max_pixels : int
+        Of a frame, at most.
+    """
+
+    fps: float
+    max_pixels: int
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What a reward reads videos with."""
+
+    reader: QwenReader
+    head_KD: Tensor
+    norms: dict[str, tuple[float, float]]
+    template: str
+    frames: FrameRules
 
 
 def head_scores(hidden_3D: Tensor, head_KD: Tensor) -> Tensor:
@@ -84,8 +117,8 @@ class VideoAlign:
         Folder or hub name of Qwen2-VL-2B-Instruct.
     weights : mapping of str to float or None
         Factors of VQ, MQ and TA in the sum; those left out count 0. None: each counts 1.
-    fps : float
-        Frames a second that it looks at.
+    fps : float or None
+        Frames a second that it looks at; None: as the checkpoint was trained, 2 where published.
     device, dtype
         Where the network runs and in which precision; None: a GPU in bfloat16, or the CPU in
         float32. The head is in float32.
@@ -100,7 +133,7 @@ class VideoAlign:
         template: str | None = None,
         base: str = "Qwen/Qwen2-VL-2B-Instruct",
         weights: Mapping[str, float] | None = None,
-        fps: float = 2.0,
+        fps: float | None = None,
         device: str | None = None,
         dtype: str | None = None,
     ) -> None:
@@ -119,7 +152,7 @@ class VideoAlign:
         """Load the network, its head and the template."""
         self.loaded.get()
 
-    def _load(self) -> tuple[QwenReader, Tensor, dict[str, tuple[float, float]], str]:
+    def _load(self) -> "_Loaded":
         if self.template is None:
             raise UserError(
                 "VideoAlign reads the prompt in a text of its authors: set template to the file "
@@ -127,6 +160,9 @@ class VideoAlign:
             )
         template = read_template(self.template, TEMPLATE, TOKENS)
         config = read_config(self.checkpoint)
+        frames = read_frames(config)
+        if self.fps is not None:
+            frames = replace(frames, fps=self.fps)
         state = read_checkpoint(self.checkpoint, config, self.base)
         head_KD = state.pop(HEAD, None)
         if head_KD is None or len(head_KD) not in (1, 3) or not head_KD.isfinite().all():
@@ -134,31 +170,32 @@ class VideoAlign:
         reader = QwenReader.load(self.base, state, TOKENS, self.device, self.dtype)
         if head_KD.shape[1] != reader.model.config.text_config.hidden_size:
             raise UserError(f"{self.checkpoint}: {HEAD} does not fit {self.base}")
-        return reader, head_KD.float(), read_norms(config), template
+        return _Loaded(reader, head_KD.float(), read_norms(config), template, frames)
 
     def __call__(self, batch: RewardBatch) -> RewardScores:
         """Score ``videos_BCTHW``; without ``fps`` the batch fails."""
-        reader, head_KD, norms, template = self.loaded.get()
+        loaded = self.loaded.get()
         if batch.fps is None:
             raise ValueError("VideoAlign needs the frames per second of the video")
         rows = []
         for video_CTHW, prompt in zip(batch.media, batch.prompts, strict=True):
-            frames_TCHW = video_frames(video_CTHW, batch.fps, self.fps)
-            rows.append(head_scores(reader.read(frames_TCHW, "video", template, prompt), head_KD))
+            frames_TCHW = video_frames(video_CTHW, batch.fps, loaded.frames)
+            hidden_3D = loaded.reader.read(frames_TCHW, "video", loaded.template, prompt)
+            rows.append(head_scores(hidden_3D, loaded.head_KD))
         parts = {
-            name: (raw_B - norms[name][0]) / norms[name][1]
+            name: (raw_B - loaded.norms[name][0]) / loaded.norms[name][1]
             for name, raw_B in zip(DIMENSIONS, torch.stack(rows).unbind(1), strict=True)
         }
         total = torch.stack([factor * parts[name] for name, factor in self.weights.items()]).sum(0)
         return RewardScores(total, components=parts)
 
 
-def video_frames(video_CTHW: Tensor, video_fps: float, fps: float) -> Tensor:
+def video_frames(video_CTHW: Tensor, video_fps: float, frames: FrameRules) -> Tensor:
     """The frames that the network sees, on its grid (bicubic), uint8 ``[T, 3, H, W]``."""
-    positions = frame_positions(video_CTHW.shape[1], video_fps, fps)
+    positions = frame_positions(video_CTHW.shape[1], video_fps, frames.fps)
     frames_TCHW = to_uint8(video_CTHW[:, positions].movedim(1, 0))
     height, width = frames_TCHW.shape[2:]
-    size = smart_resize(height, width, MIN_PIXELS, MAX_PIXELS)
+    size = smart_resize(height, width, MIN_PIXELS, frames.max_pixels)
     return resize_uint8(frames_TCHW, size, "bicubic", antialias=True)
 
 
@@ -184,6 +221,29 @@ def read_config(folder: Path) -> dict[str, Any]:
     if kind != "detailed_special":
         raise UserError(f"{path} has the template {kind!r}: only detailed_special can be read")
     return config
+
+
+def read_frames(config: Mapping[str, Any]) -> FrameRules:
+    """How the checkpoint was shown frames: its ``data_config``, else the published values.
+
+    Raises
+    ------
+    UserError
+        It was shown a fixed number of frames, or others than evenly spaced ones.
+    """
+    data = config["data_config"]
+    kind, count = data.get("sample_type", "uniform"), data.get("num_frames")
+    fps, pixels = data.get("fps", FPS), data.get("max_frame_pixels", MAX_PIXELS)
+    if kind != "uniform" or count is not None:
+        raise UserError(
+            f"model_config.json has sample_type {kind!r} and num_frames {count}: only evenly "
+            f"spaced frames by fps (uniform and null) can be shown"
+        )
+    if not all(isinstance(number, int | float) and number > 0 for number in (fps, pixels)):
+        raise UserError(
+            f"model_config.json has fps {fps!r} and max_frame_pixels {pixels!r}: download it again"
+        )
+    return FrameRules(float(fps), int(pixels))
 
 
 def read_norms(config: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
