@@ -34,6 +34,7 @@ class Size:
     seeds: int = 2
     branches: int = 2
     min_side: int = 32
+    kl_weight: float = 0.01
 
 
 def draw_video(colour: str, start: float, speed: float, frames: int = 9) -> Tensor:
@@ -46,7 +47,7 @@ def draw_video(colour: str, start: float, speed: float, frames: int = 9) -> Tens
 
 
 def make_config(run_dir: Path, size: Size) -> RunConfig:
-    stage = {"samples": size.branches}
+    stage = {"samples": size.branches, "kl_weight": size.kl_weight}
     return RunConfig.model_validate(
         {
             "output_dir": str(run_dir),

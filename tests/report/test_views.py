@@ -106,7 +106,7 @@ def test_guards_causes_and_lost_pictures_are_shown(tmp_path: Path) -> None:
     run = read_run(run_dir)
     assert [(view.name, view.state) for view in guard_views(run)] == [
         ("brightness", "stopped the run"),
-        ("still", "quiet"),
+        ("still", "not measured"),
     ]
     svg = guard_views(run)[0].chart.svg
     assert 'class="expected"' in svg
@@ -116,9 +116,32 @@ def test_guards_causes_and_lost_pictures_are_shown(tmp_path: Path) -> None:
     assert ("media of rollouts", "No space left on device", 3) in failure_causes(run)
     assert dict(failures(run))["images and videos of rollouts not written"] == 3
     page = build_report(run_dir).read_text()
-    assert "<dt>Guards with an alarm</dt><dd>1 of 2</dd>" in page
+    assert "<dt>Guards with an alarm</dt><dd>1 of 1</dd>" in page
     assert "not written" in page
     assert "missing from the run" not in page
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.01])
+def test_a_kl_of_no_weight_is_not_shown_as_the_0_that_older_runs_wrote(
+    tmp_path: Path, weight: float
+) -> None:
+    run_dir = make_run(tmp_path / "run", Size(kl_weight=weight))
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
+    for line in lines:
+        line |= {"kl/i2v": 0.0, "guard/kl/i2v": 0.0, "guard_z/kl/i2v": 0.0}
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    guard = {"kl/i2v": {"mean": 0.0, "std": 1.0, "threshold": 1.0, "quantiles": []}}
+    (run_dir / "guards.json").write_text(json.dumps({"guards": guard}))
+    page = build_report(run_dir).read_text()
+    (view,) = guard_views(read_run(run_dir))
+    if weight:
+        assert view.row == ("kl/i2v", "+0.00", "+0.00", "1", "quiet", "0", "0")
+        assert "Guards with an alarm" in page
+        return
+    assert view.row == ("kl/i2v", "–", "–", "–", "not measured", "–", "–")
+    assert "Guards with an alarm" not in page
+    assert page.count(">not measured: kl_weight is 0</text>") == 2  # one for each stage
+    assert page.count("<td>not measured</td>") == 1
 
 
 def test_the_drift_of_a_guard_is_that_of_the_run(run: RunData) -> None:

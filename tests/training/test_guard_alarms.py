@@ -11,6 +11,9 @@ import torch
 from tests.training.test_trainer import _config, _run, _StopAfter, _timeless
 from workflow_rl.card import ModelCard
 from workflow_rl.config.guards import GuardKind, GuardsConfig
+from workflow_rl.report.numbers import UNKNOWN
+from workflow_rl.report.run_data import read_run
+from workflow_rl.report.views.guards import guard_views
 from workflow_rl.training.guards import Guards
 
 NEVER = 0
@@ -37,6 +40,37 @@ def test_the_guard_of_the_kl_drifts_and_the_listener_is_told_while_training(
     for text, alarm in zip(warnings, alarms, strict=True):
         assert f"guard {alarm['guard']} rose to" in text
         assert f"by iteration {alarm['iteration'] + 1}," in text
+
+
+@pytest.mark.parametrize(
+    "unmeasured",
+    [("stages.t2i.kl_weight=0", "stages.i2v.kl_weight=0"), ("rewards=[{name: constant}]",)],
+    ids=["no weight", "no sample trains"],
+)
+def test_a_kl_that_was_not_measured_is_null_and_no_alarm(
+    cards: tuple[ModelCard, ModelCard], tmp_path: Path, unmeasured: tuple[str, ...]
+) -> None:
+    """Never 0: that would say that the stage had not moved."""
+    guards = "guards={baseline_iterations: 1, window: 1, deviations: 1.0e+9, kl_deviations: 1.0e-9}"
+    few = ("evaluation.every=0", "training.iterations=3")
+    config = _config(tmp_path, cards, guards, *few, *unmeasured)
+    _run(config, _StopAfter(NEVER))
+    lines = _timeless(config.output_dir / "metrics.jsonl")
+    assert len(lines) == 3
+    for stage in ("t2i", "i2v"):
+        for line in lines:
+            assert line[f"kl/{stage}"] is None
+            assert line[f"guard/kl/{stage}"] is None
+            assert line[f"guard_z/kl/{stage}"] is None
+            assert line[f"guard/brightness/{stage}"] > 0
+    assert not (config.output_dir / "guard_alarms.jsonl").exists()
+    (cells,) = (row for row in _guard_rows(config.output_dir) if row[0] == "kl/t2i")
+    assert cells[4] == "not measured"
+    assert set(cells[1:4] + cells[5:]) == {UNKNOWN}
+
+
+def _guard_rows(run: Path) -> list[tuple[str, ...]]:
+    return [view.row for view in guard_views(read_run(run))]
 
 
 @pytest.mark.parametrize(

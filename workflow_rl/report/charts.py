@@ -55,6 +55,7 @@ class Chart:
 
     ``reference`` draws a dashed line at a value that means something, such as a ratio of 1;
     ``expected`` a band between two such values. ``legend`` names several series below the title.
+    ``empty`` is what stands in the place of a chart that has no finite value.
     """
 
     title: str
@@ -65,6 +66,7 @@ class Chart:
     from_zero: bool = False
     expected: tuple[float, float] | None = None
     legend: bool = True
+    empty: str = "no values yet"
 
     @property
     def svg(self) -> Markup:
@@ -120,8 +122,8 @@ def draw_chart(chart: Chart) -> Markup:
         WIDTH, HEIGHT, label
     )
     if not shown:
-        empty = Markup('<text class="empty" x="{}" y="{}">no values yet</text></svg>')
-        return head + empty.format(WIDTH / 2, HEIGHT / 2)
+        empty = Markup('<text class="empty" x="{}" y="{}">{}</text></svg>')
+        return head + empty.format(WIDTH / 2, HEIGHT / 2, chart.empty)
     x_scale, y_scale = _scales(chart, shown)
     parts = [head, _expected(chart, y_scale), _axes(chart, x_scale, y_scale)]
     parts += [_band(s, x_scale, y_scale) for s in shown if s.low is not None]

@@ -150,6 +150,8 @@ def read_run(run_dir: Path) -> RunData:
     config = load_run_config(run_dir)
     lines = read_jsonl(run_dir / "metrics.jsonl")
     names = list(dict.fromkeys(name for line in lines for name in line if name != "iteration"))
+    metrics = {name: [_number(line.get(name)) for line in lines] for name in names}
+    metrics |= _without_kl(config, metrics)
     rollout_files = sorted((run_dir / "rollouts").glob("iteration_*.json"))
     return RunData(
         name=run_dir.resolve().name,
@@ -157,7 +159,7 @@ def read_run(run_dir: Path) -> RunData:
         config=config,
         identity=_read_json(run_dir / RUN_FILE),
         iterations=[int(line["iteration"]) + 1 for line in lines],
-        metrics={name: [_number(line.get(name)) for line in lines] for name in names},
+        metrics=metrics,
         evaluations=[_evaluation(line) for line in read_jsonl(run_dir / "evaluations.jsonl")],
         rollouts=[_rollout(_read_json(path)) for path in rollout_files],
         causes=_reward_causes(lines),
@@ -165,6 +167,18 @@ def read_run(run_dir: Path) -> RunData:
         guards=_guards(run_dir / "guards.json"),
         alarms=[_alarm(line) for line in read_jsonl(run_dir / "guard_alarms.jsonl")],
     )
+
+
+def _without_kl(
+    config: RunConfig, metrics: Mapping[str, Sequence[float]]
+) -> dict[str, list[float]]:
+    """Return NaN for the KL of stages that do not measure it: older runs wrote 0."""
+    return {
+        name: [math.nan] * len(metrics[name])
+        for stage, settings in config.stages.items()
+        for name in (f"kl/{stage}", f"guard/kl/{stage}", f"guard_z/kl/{stage}")
+        if settings.kl_weight == 0 and name in metrics
+    }
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from workflow_rl.report.run_data import GuardAlarm, GuardBaseline, RunData
 
 VALUE, DRIFT = "guard/", "guard_z/"
 MOST_ALARMS = 50
+NOT_MEASURED = "not measured"
 NO_BREAK = "\N{NO-BREAK SPACE}"
 HEADS = ("Guard", "Drift", "Largest", "Threshold", "State", "Last", "At the start (5 to 95 %)")
 
@@ -19,7 +20,8 @@ HEADS = ("Guard", "Drift", "Largest", "Threshold", "State", "Last", "At the star
 class GuardView:
     """One guard: its curve with the band of the start, its drift in deviations, its alarms.
 
-    ``drift`` has a value per iteration, NaN where there is no baseline.
+    ``drift`` has a value per iteration, NaN where there is no baseline. ``measured`` is False where
+    no iteration has a value.
     """
 
     name: str
@@ -27,10 +29,13 @@ class GuardView:
     baseline: GuardBaseline | None
     drift: list[float]
     chart: Chart
+    measured: bool
 
     @property
     def state(self) -> str:
-        """What is to be said of it: ``stopped the run``, ``2 alarms`` or ``quiet``."""
+        """What is to be said of it, such as ``stopped the run``, ``2 alarms`` or ``quiet``."""
+        if not self.measured:
+            return NOT_MEASURED
         if any(alarm.action == "stop" for alarm in self.alarms):
             return "stopped the run"
         count = len(self.alarms)
@@ -55,7 +60,7 @@ class GuardView:
     @property
     def row(self) -> tuple[str, ...]:
         """The figures of :data:`HEADS`."""
-        if self.baseline is None:
+        if self.baseline is None or not self.measured:
             return (self.name, *[UNKNOWN] * 3, self.state, *[UNKNOWN] * 2)
         start = number(self.baseline.mean)
         if self.baseline.quantiles:
@@ -92,18 +97,19 @@ def _guard(run: RunData, name: str) -> GuardView:
     values = run.metrics.get(f"{VALUE}{name}", [])
     drift = run.metrics.get(f"{DRIFT}{name}", [])
     baseline = run.guards.get(name)
+    measured = any(math.isfinite(value) for value in values)
     iterations = run.iterations[: len(values)]
     series = [Series("each iteration", iterations, values, faint=baseline is not None)]
     band = None if baseline is None else _band(baseline)
     if baseline is None or band is None:
-        return GuardView(name, alarms, baseline, drift, Chart(name, series))
+        return GuardView(name, alarms, baseline, drift, Chart(name, series), measured)
     means = [baseline.mean + z * baseline.std for z in drift]
     series.append(Series("mean of the last ones", run.iterations[: len(means)], means))
     if alarms:
         points = [a.iteration for a in alarms], [a.value for a in alarms]
         series.append(Series("alarms", *points, alarm=True))
     chart = Chart(name, series, reference=baseline.mean, expected=band, legend=False)
-    return GuardView(name, alarms, baseline, drift, chart)
+    return GuardView(name, alarms, baseline, drift, chart, measured)
 
 
 def _band(baseline: GuardBaseline) -> tuple[float, float] | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from workflow_rl.evaluation.statistics import PairedComparison
 from workflow_rl.report.numbers import duration, number, percent, signed
 from workflow_rl.report.run_data import RunData
+from workflow_rl.report.views.guards import guard_views
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,11 @@ def tiles(run: RunData, comparison: PairedComparison | None, level: str) -> list
         best = max(range(len(means)), key=lambda i: _or_lowest(means[i]))
         at = f"after iteration {run.evaluations[best].iteration}; last {number(means[-1])}"
         shown.append(Tile("Best evaluation", number(means[best]), at))
-    if run.guards:
+    watched = [guard for guard in guard_views(run) if guard.measured and guard.baseline]
+    if watched:
         drifted = list(dict.fromkeys(alarm.guard for alarm in run.alarms))
         first = f"the first was {drifted[0]}" if drifted else "nothing drifted far from the start"
-        shown.append(Tile("Guards with an alarm", f"{len(drifted)} of {len(run.guards)}", first))
+        shown.append(Tile("Guards with an alarm", f"{len(drifted)} of {len(watched)}", first))
     times = run.metrics.get("time/iteration", [])
     total = sum(t for t in times if math.isfinite(t))
     each = f", {number(total / len(times))} s each" if times else ""

@@ -20,6 +20,8 @@ STAGE_METRICS = {
     "loss": ("Loss", "Policy gradient and KL."),
     "lr": ("Learning rate", ""),
 }
+EMPTY = "no values yet"
+NO_KL = "not measured: kl_weight is 0"
 RATIO_METRICS = ("ratio_min", "ratio_mean", "ratio_max")
 
 
@@ -56,7 +58,12 @@ def stage_charts(run: RunData) -> list[StageCharts]:
     stages = []
     for index, (name, config) in enumerate(run.config.stages.items()):
         charts = [
-            Chart(title, [Series(title, run.iterations, run.metrics[key], colour=index)], note)
+            Chart(
+                title,
+                [Series(title, run.iterations, run.metrics[key], colour=index)],
+                note,
+                empty=NO_KL if metric == "kl" and not config.kl_weight else EMPTY,
+            )
             for metric, (title, note) in STAGE_METRICS.items()
             if (key := f"{metric}/{name}") in run.metrics
         ]

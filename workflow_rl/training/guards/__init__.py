@@ -10,7 +10,8 @@ baseline's mean, so 2 means that the average sample is now what 1 in 40 was at t
 
 The KL has no spread at the start. Its guard is √(2·KL): the root mean square distance between the
 step means of the policy and of the reference, in standard deviations of the step's noise. So its
-baseline has mean 0 and standard deviation 1, without a look at the run.
+baseline has mean 0 and standard deviation 1, without a look at the run. It is measured where
+``kl_weight`` is above 0 and some sample trains; otherwise it is null, and raises no alarm.
 
 Files and metrics
 -----------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -156,7 +157,8 @@ class ChainRLMethod(TrainingMethod):
             (:mod:`workflow_rl.training.reward_metrics`) and, per trained stage, ``loss/``, ``kl/``,
             ``clip_fraction/``, ``ratio_*/``, ``grad_norm/``, ``c2_*/``, ``lr/``,
             ``skipped_updates/`` (in a row) and ``skipped_updates_total/``: the same keys in every
-            iteration. A frozen stage has no loss and none of these.
+            iteration. A frozen stage has no loss and none of these. ``kl/`` is NaN where nothing
+            measured it: ``kl_weight`` is 0, or no sample was active.
 
         Raises
         ------
@@ -258,6 +260,8 @@ class ChainRLMethod(TrainingMethod):
                 num_updates=self.settings.updates_per_iteration,
                 c2_tolerance=self.settings.c2_tolerance,
             )
+            if policy.settings.kl_weight == 0 or not bool(level.active.any()):
+                update.metrics[f"kl/{policy.name}"] = math.nan  # nothing measured it
             if update.applied:
                 policy.publish(WeightRole.STUDENT)
             if policy.skipped_in_a_row >= self.settings.max_skipped_updates:
