@@ -1,6 +1,7 @@
 """Stands in for the process of a run: ends at once, with made-up figures or a fault.
 
-The environment variable ``FAULT_<variant>`` asks for a fault: ``error`` or ``kill``.
+The environment variable ``FAULT_<variant>`` asks for a fault: ``error`` or ``kill``, or
+``end`` for one after all iterations.
 """
 
 import os
@@ -28,6 +29,8 @@ def main() -> None:
     train(run_dir, variant, load_run_config(run_dir))
     if variant == "constant":
         write_check(run_dir, WeightsCheck(TENSORS, 0, None))
+    if fault == "end":
+        sys.exit("error: the service hung up; see whether it is there")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,32 @@ def test_failures_lose_no_other_run_and_the_same_command_mends_them(
     assert _files(OUT) == before
 
 
+def test_a_fault_after_all_iterations_is_told_until_the_end_went_well(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ("ablate", "config.yaml", "--seeds", "1", "--only")
+    told = "FAILED: nested/seed0 after all of its iterations: the service hung up"
+    monkeypatch.setenv("FAULT_nested", "end")
+    for variants, tries in (("nested,shared", 1), ("nested,shared", 2), ("shared", 2)):
+        result = invoke(*call, variants)
+        assert result.exit_code == 1
+        assert told in " ".join(result.stdout.split())
+        assert told in (OUT / "ablation.md").read_text()
+        assert len(_seen("nested")) == tries
+        assert _seen("shared") == [""]
+    data = json.loads((OUT / "ablation.json").read_text())
+    assert list(data["variants"]) == ["nested", "shared"], "it made all its videos and counts"
+    plan = invoke(*call, "nested", "--dry-run").stdout
+    assert "finished, its end to do again" in plan
+
+    monkeypatch.delenv("FAULT_nested")
+    for tries in (3, 3):
+        result = invoke(*call, "nested,shared")
+        assert result.exit_code == 0
+        assert "FAILED" not in result.stdout
+        assert len(_seen("nested")) == tries
+
+
 def test_more_seeds_and_variants_later_keep_what_there_is(invoke: Invoke) -> None:
     call = ("ablate", "config.yaml", "--only")
     assert invoke(*call, "shared", "--seeds", "1").exit_code == 0

@@ -1,18 +1,21 @@
 """An ablation goes on with the models that it began with, whatever appears on the hub."""
 
 import json
+import sys
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 
 from tests.ablation.made_up import make_config
-from tests.cli.conftest import FOLDERS
+from tests.cli.conftest import FOLDERS, Invoke
+from workflow_rl.ablation import runner
 from workflow_rl.ablation.commits import keep_commits
 from workflow_rl.ablation.jobs import is_stale, make_jobs, prepare
 from workflow_rl.ablation.variants import build_variants
 from workflow_rl.cli.preflight import with_commits
 from workflow_rl.config import RunConfig, hub
+from workflow_rl.config.run_dir import load_run_config
 
 REPO = "someone/Tiny-Flux"
 OLD, NEW = "0" * 40, "f" * 40
@@ -58,6 +61,33 @@ def test_a_new_commit_on_the_hub_orphans_no_run(
     main.append(NEW)
     assert job_of(_config(tmp_path)) == (OLD, False)
     assert job_of(_config(tmp_path, revision="main")) == (NEW, True)
+
+
+def test_the_command_goes_on_with_the_commit_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, main: list[str], invoke: Invoke
+) -> None:
+    (tmp_path / "prompts.txt").write_text("a red circle\na blue square\n")
+    (tmp_path / "config.yaml").write_text(_config(tmp_path).dump_yaml())
+    worker = [sys.executable, "-m", "tests.ablation.fake_worker"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("workflow_rl.cli.ablate.worker_command", lambda j: [*worker, j.run_dir])
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    call = ("ablate", "config.yaml", "--output", "out", "--seeds", "1", "--only")
+
+    def commits() -> dict[str, str | None]:
+        runs = sorted(Path("out").glob("*/seed0"))
+        return {r.parent.name: load_run_config(r).stages["t2i"].revision for r in runs}
+
+    first = invoke(*call, "shared")
+    assert first.exit_code == 0, first.stderr
+    assert commits() == {"shared": OLD}
+    main.append(NEW)
+    for _ in range(2):
+        monkeypatch.setattr(hub, "_fetched", {})  # as a process of its own
+        again = invoke(*call, "shared,constant")
+        assert again.exit_code == 0, again.stdout + again.stderr
+        assert commits() == {"shared": OLD, "constant": OLD}
 
 
 @pytest.mark.parametrize(

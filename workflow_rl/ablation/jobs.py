@@ -22,6 +22,9 @@ from workflow_rl.training.checkpoint_folders import checkpoint_folders
 from workflow_rl.training.metrics_log import METRICS_FILE
 from workflow_rl.whole_files import write_whole
 
+FAULT_FILE = "ablation_fault.txt"
+"""In a run's directory: how its process failed after all iterations; gone when that went well."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -103,6 +106,26 @@ def is_trained(config: RunConfig) -> bool:
     """Say whether a run has the checkpoint of its last iteration."""
     folders = checkpoint_folders(config.output_dir / "checkpoints")
     return bool(folders) and folders[-1].name == f"iteration_{config.training.iterations:08d}"
+
+
+def fault_at_end(job: Job) -> str:
+    """Return how the process of a finished run failed at its end; empty where it did not."""
+    path = job.run_dir / FAULT_FILE
+    if not is_finished(job) or not path.is_file():
+        return ""
+    return path.read_text(encoding="utf-8", errors="replace").strip() or "no reason was kept"
+
+
+def keep_fault_at_end(job: Job, reason: str) -> None:
+    """Keep how the process of a finished run failed, so that later calls try its end again.
+
+    An empty reason forgets it.
+    """
+    path = job.run_dir / FAULT_FILE
+    if reason:
+        write_whole(path, reason + "\n")
+    else:
+        path.unlink(missing_ok=True)
 
 
 def iterations_done(job: Job) -> int:

@@ -65,7 +65,7 @@ class AblationResult:
         Outputs made until the run first reached the best level of the shared run of its seed;
         None if it never did.
     failures
-        By name of a finished run, why its process failed after all iterations just now.
+        By name of a finished run, why its process failed after all iterations.
     """
 
     stages: tuple[str, ...]
@@ -128,7 +128,7 @@ def collect(
     what
         By variant, what it is.
     failures
-        By name of a run, why it failed just now.
+        By name of a run, why it failed just now, or at its end in an earlier call.
     left_out, reference
         See `workflow_rl.ablation.variants.Variants`.
     """

@@ -194,7 +194,7 @@ def _run(
     out: Path,
 ) -> None:
     """Train what is not finished, then write and show the result."""
-    from workflow_rl.ablation.jobs import is_finished
+    from workflow_rl.ablation.jobs import fault_at_end, is_finished, keep_fault_at_end
     from workflow_rl.ablation.results import collect
     from workflow_rl.ablation.runner import run_jobs
     from workflow_rl.ablation.write import write_all
@@ -202,17 +202,23 @@ def _run(
     from workflow_rl.cli.ablate_view import showing_jobs
 
     out.mkdir(parents=True, exist_ok=True)
-    todo = [job for job in chosen if not is_finished(job)]
+    todo = [job for job in chosen if not is_finished(job) or fault_at_end(job)]
     with locked_run_dir(out), showing_jobs() as display:
         outcomes = run_jobs(todo, slots, worker_command, display)
+        earlier = {j.name: fault_at_end(j) for j in all_jobs if j.name not in outcomes}
+        reasons = {name: reason for name, reason in earlier.items() if reason}
+        reasons |= {name: o.reason for name, o in outcomes.items() if o.state == "failed"}
         result = collect(
             all_jobs,
             list(dict.fromkeys(job.variant for job in chosen)),
             {variant.name: variant.what for variant in variants.variants},
-            {name: o.reason for name, o in outcomes.items() if o.state == "failed"},
+            reasons,
             left_out=variants.left_out,
             reference=variants.reference,
         )
+        for job in todo:
+            if job.name in outcomes and outcomes[job.name].state != "stopped":
+                keep_fault_at_end(job, reasons[job.name] if job.name in result.failed else "")
         paths = write_all(result, out)
     show_result(result, paths)
     if len(outcomes) < len(todo) or any(o.state == "stopped" for o in outcomes.values()):

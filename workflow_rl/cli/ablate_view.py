@@ -10,7 +10,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from workflow_rl.ablation.jobs import Job, exists, is_finished, is_stale, iterations_done
+from workflow_rl.ablation.jobs import (
+    Job,
+    exists,
+    fault_at_end,
+    is_finished,
+    is_stale,
+    iterations_done,
+)
 from workflow_rl.ablation.runner import Outcome
 from workflow_rl.cli.progress import format_duration
 
@@ -46,7 +53,7 @@ def show_plan(
 
 def _state(job: Job) -> str:
     if is_finished(job):
-        return "finished"
+        return "finished, its end to do again" if fault_at_end(job) else "finished"
     if is_stale(job):
         return "to replace another configuration's"
     return f"to go on after {iterations_done(job)}" if exists(job) else "to do"
