@@ -1,13 +1,16 @@
-"""A real ablation of the embedded pair, killed in the middle; and the control's check."""
+"""Real ablations of the embedded pair: killed in the middle, the control, and with a reward."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +23,14 @@ from workflow_rl.training.checkpoint import latest_valid, load_checkpoint, save_
 
 RUN = Path("runs/x-ablation/constant/seed0")
 CALL = ("ablate", "config.yaml", "training.device=cpu", "--seeds", "1", "--only", "constant")
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """Leave PyTorch its threads."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 def _wait(until: Callable[[], bool], what: str, seconds: float = 200) -> None:
@@ -82,3 +93,43 @@ def _flip_a_bit(run_dir: Path) -> str:
     shutil.rmtree(path)
     save_checkpoint(path.parent, checkpoint.iteration, checkpoint.tensors, checkpoint.state, keep=2)
     return name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_with_a_reward_the_runs_are_those_of_train_and_the_table_is_of_their_evaluations(
+    invoke: Invoke, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    short = ("training.device=cpu", "training.iterations=2", "evaluation.seeds_per_prompt=2")
+    call = ("ablate", "config.yaml", *short, "--seeds", "3,", "--jobs", "2")
+    ablated = invoke(*call, "--only", "nested,only_i2v")
+    assert ablated.exit_code == 0, ablated.stdout + ablated.stderr
+    out = Path("runs/x-ablation")
+    alone = invoke("train", "config.yaml", *short, "seed=3", "credit.rule=nested")
+    assert alone.exit_code == 0, alone.stderr
+    nested = [_lines(run / "metrics.jsonl") for run in (out / "nested/seed3", Path("runs/x"))]
+    assert nested[0] == nested[1]
+    assert all(line["reward/directed_motion"] is not None for line in nested[0])
+
+    moved = {}
+    result = json.loads((out / "ablation.json").read_text())
+    assert list(result["variants"]) == ["nested", "only_i2v"]
+    for variant in result["variants"]:
+        run = out / variant / "seed3"
+        start, *_, end = [line["scores"] for line in _lines(run / "evaluations.jsonl")]
+        change = result["variants"][variant]["change"]
+        assert change["before"] == pytest.approx(fmean(start))
+        assert change["after"] == pytest.approx(fmean(end))
+        assert change["difference"]["mean"] != 0
+        last = _lines(run / "metrics.jsonl")[-1]
+        moved[variant] = [last[f"{stage}_weights_version"] for stage in ("t2i", "i2v")]
+    assert moved == {"nested": [2, 2], "only_i2v": [0, 2]}
+    assert {run["videos"] for run in result["runs"]} == {8}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file without their times."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
