@@ -10,7 +10,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from hypothesis import settings
 
-pytest.register_assert_rewrite("tests.models.contract")
+for _contract in ("case", "contract", "lora_contract", "memory_contract", "training_contract"):
+    pytest.register_assert_rewrite(f"tests.models.{_contract}")
 
 # Machines are shared: how long an example takes says nothing.
 settings.register_profile("untimed", deadline=None)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from tests.models.case import FamilyCase, roll_out
 from workflow_rl.card import ModelCard
 from workflow_rl.config.memory import MemoryConfig
 from workflow_rl.enums import ExecutionProfile, GuidanceMode
@@ -18,9 +19,6 @@ from workflow_rl.instance import ModelInstance, load_card
 from workflow_rl.loop.record import BehaviourRecord
 from workflow_rl.models.memory import apply_memory
 from workflow_rl.training.rollout import recompute, rollout_loop
-
-if TYPE_CHECKING:
-    from tests.models.contract import FamilyCase
 
 GRADIENT_TOLERANCE = 1e-6
 
@@ -88,14 +86,6 @@ class MemoryContract:
             if instance.adapter.guidance(params).mode is GuidanceMode.CFG:
                 yield guidance
 
-    def _record(self, instance: ModelInstance, **fields: Any) -> BehaviourRecord:
-        """Roll out; every step but the last is stochastic, so each expert is a policy of some."""
-        steps = tuple(range(self.case.fields()["num_inference_steps"] - 1))
-        requests = self.case.requests(sde_kind="cps", sde_steps=steps, **fields)
-        _, record = rollout_loop(instance, "denoise", requests)
-        assert record is not None
-        return record
-
     def test_guidance_in_one_double_batch_is_the_same(self, instance: ModelInstance) -> None:
         for guidance in self._guided(instance):
             media = [
@@ -113,7 +103,7 @@ class MemoryContract:
         """C2 is exact in it, and gradients equal those of two passes."""
         instance = _load(card)
         for guidance in self._guided(instance):
-            batched = self._record(instance, cfg_batching="batched", **guidance)
+            batched = roll_out(instance, self.case, cfg_batching="batched", **guidance)
             found = _gradients(instance, batched)
             params = replace(batched.params, cfg_batching="sequential")
             expected = _gradients(instance, replace(batched, params=params), exact=False)
@@ -122,7 +112,7 @@ class MemoryContract:
     def test_checkpointed_gradients_are_equal(self, card: ModelCard) -> None:
         """Blocks of every policy run twice, and nothing else changes."""
         plain, checkpointed = _load(card), _load(card, gradient_checkpointing=True)
-        record = self._record(plain, **self.case.guidances[-1])
+        record = roll_out(plain, self.case, **self.case.guidances[-1])
         expected = _gradients(plain, record)
         assert {name.partition(".")[0] for name in expected} == set(card.policies)
         for component in card.policies:

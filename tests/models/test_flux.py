@@ -10,7 +10,8 @@ import pytest
 import torch
 from diffusers import FluxPipeline
 
-from tests.models.contract import PROMPTS, FamilyCase, FamilyContract, StockCall
+from tests.models.case import PROMPTS
+from tests.models.contract import FamilyCase, FamilyContract, StockCall
 from tests.models.lora_contract import LoRAContract
 from tests.tiny_models import save_flux
 from workflow_rl.errors import UserError

@@ -11,7 +11,8 @@ import pytest
 import torch
 from diffusers import Flux2KleinPipeline
 
-from tests.models.contract import PROMPTS, FamilyCase, FamilyContract, StockCall
+from tests.models.case import PROMPTS
+from tests.models.contract import FamilyCase, FamilyContract, StockCall
 from tests.models.lora_contract import LoRAContract
 from tests.tiny_models.flux2 import save_flux2
 from workflow_rl.errors import UserError

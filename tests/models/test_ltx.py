@@ -13,7 +13,8 @@ from diffusers import LTXConditionPipeline, LTXImageToVideoPipeline, LTXPipeline
 from diffusers import LTXVideoTransformer3DModel as Transformer
 from torch import nn
 
-from tests.models.contract import PROMPTS, TOLERANCE, FamilyCase, FamilyContract, StockCall
+from tests.models.case import PROMPTS, TOLERANCE
+from tests.models.contract import FamilyCase, FamilyContract, StockCall
 from tests.models.lora_contract import LoRAContract
 from tests.tiny_models.ltx import CHANNELS, Version, save_ltx
 from workflow_rl.config import StageConfig
@@ -136,7 +137,6 @@ class TestLTXCondition(FamilyContract):
         save=partial(save_ltx, version="0.9.5"),
         pipeline_class=LTXConditionPipeline,
         stock=_stock_condition,
-        guidances=({}, {"guidance_scale": 2.0, "negative_prompt": "a cat"}),
     )
 
 

@@ -9,22 +9,20 @@ import torch
 from diffusers import QwenImagePipeline, QwenImageTransformer2DModel
 from torch import nn
 
-from tests.models.contract import PROMPTS, STEPS, FamilyCase, FamilyContract, StockCall
+from tests.models.case import PROMPTS, STEPS, PublishedSchedule
+from tests.models.contract import FamilyCase, FamilyContract, StockCall
 from tests.models.lora_contract import LoRAContract
 from tests.tiny_models.qwen_image import save_qwen_image
 from workflow_rl.config.families import FAMILIES
 from workflow_rl.config.lora import LoRAConfig
 from workflow_rl.config.lora_file import lora_layout
 from workflow_rl.enums import ExecutionProfile
-from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance, load_card
-from workflow_rl.loop.schedule import euler_sigmas
-from workflow_rl.models.common import collate
 from workflow_rl.models.qwen_image import build_qwen_image_t2i_card
 from workflow_rl.request import make_request
 from workflow_rl.training.rollout import rollout_loop
 
-LONG, SHORT = PROMPTS
+LONG = PROMPTS[0]
 PUBLISHED_NEGATIVE = " "
 
 
@@ -60,6 +58,20 @@ class TestQwenImage(FamilyContract, LoRAContract):
             {"guidance_scale": 4.0, "negative_prompt": ""},
             {"guidance_scale": 2.0, "negative_prompt": "a cat of no colour and of no shape"},
         ),
+        defaults={"height": 1024, "width": 1024, "max_sequence_length": 512},
+        # Stretched to its terminal; the tiny VAE's factor is the published 8.
+        schedules=(
+            PublishedSchedule(
+                {"height": 1024, "width": 1024, "num_inference_steps": 50},
+                (1.0, 0.98970, 0.97919),
+                (0.05848, 0.02, 0.0),
+            ),
+            PublishedSchedule(
+                {"height": 512, "width": 512, "num_inference_steps": 10},
+                (1.0, 0.92897, 0.85148),
+                (0.18330, 0.02, 0.0),
+            ),
+        ),
     )
     # Two blocks of 8 projections and two feed-forwards of 2 layers.
     lora_layers = 24
@@ -76,33 +88,6 @@ class TestQwenImage(FamilyContract, LoRAContract):
 def instance(tmp_path_factory: pytest.TempPathFactory) -> ModelInstance:
     folder = tmp_path_factory.mktemp("qwen_image") / "qwen-image"
     return load_card(build_qwen_image_t2i_card(save_qwen_image(folder)))
-
-
-@pytest.mark.parametrize(
-    ("side", "steps", "first", "last"),
-    [
-        (1024, 50, [1.0, 0.98970, 0.97919], [0.05848, 0.02, 0.0]),
-        (512, 10, [1.0, 0.92897, 0.85148], [0.18330, 0.02, 0.0]),
-    ],
-)
-def test_schedule(
-    instance: ModelInstance, side: int, steps: int, first: list[float], last: list[float]
-) -> None:
-    """The published one, stretched to its terminal; the tiny VAE's factor is the published 8."""
-    request = make_request("t2i", LONG, height=side, width=side, num_inference_steps=steps)
-    spec = instance.adapter.schedule(instance.adapter.resolve(request))
-    sigmas = euler_sigmas(spec, steps).tolist()
-    assert sigmas[:3] == pytest.approx(first, abs=6e-6)
-    assert sigmas[-3:] == pytest.approx(last, abs=6e-6)
-
-
-def test_size_and_text_length_are_the_stock_pipelines(instance: ModelInstance) -> None:
-    params = instance.adapter.resolve(make_request("t2i", LONG))
-    assert (params.height, params.width, params.max_sequence_length) == (1024, 1024, 512)
-    most = make_request("t2i", LONG, max_sequence_length=1024)
-    assert instance.adapter.resolve(most).max_sequence_length == 1024
-    with pytest.raises(UserError, match="max_sequence_length is 1025; give 1 to 1024"):
-        instance.adapter.resolve(make_request("t2i", LONG, max_sequence_length=1025))
 
 
 def test_the_instruction_is_dropped_and_a_text_is_cut_at_its_length(
@@ -140,27 +125,6 @@ def test_a_batch_is_the_stock_pipelines_batch(instance: ModelInstance) -> None:
         **fields,
     ).images
     torch.testing.assert_close(ours, stock, atol=1e-5, rtol=0)
-
-
-def test_padding_of_a_batch_is_not_text(instance: ModelInstance) -> None:
-    """A short prompt beside a long one is padded for the batch, and the mask hides that."""
-    adapter = instance.adapter
-    requests = [make_request("t2i", text, height=32, width=32) for text in (SHORT, LONG)]
-    params = adapter.resolve(requests[0])
-    rows = adapter.encode(instance, requests)
-    lengths = [len(row["prompt_embeds"]) for row in rows]
-    assert lengths[0] < lengths[1]
-    latents = torch.randn(
-        2, *adapter.latent_shape(params), generator=torch.Generator().manual_seed(0)
-    )
-    with torch.no_grad():
-        alone = adapter.velocity("transformer", latents[:1], 700.0, collate(rows[:1]), params)
-        batch = collate(rows)
-        together = adapter.velocity("transformer", latents, 700.0, batch, params)
-        batch["prompt_embeds"][0, lengths[0] :] = 9.0
-        loud = adapter.velocity("transformer", latents, 700.0, batch, params)
-    torch.testing.assert_close(alone[0], together[0], atol=1e-5, rtol=0)
-    assert torch.equal(together, loud)
 
 
 def test_the_record_names_the_rule_of_guidance(instance: ModelInstance) -> None:

@@ -12,7 +12,8 @@ import torch
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from torch import nn
 
-from tests.models.contract import PROMPTS, FamilyCase, FamilyContract, StockCall
+from tests.models.case import PROMPTS, PublishedSchedule
+from tests.models.contract import FamilyCase, FamilyContract, StockCall
 from tests.models.lora_contract import LoRAContract
 from tests.tiny_models.sd3 import save_sd3
 from workflow_rl.config.families import FAMILIES
@@ -22,7 +23,6 @@ from workflow_rl.config.model_folder import check_model_folder
 from workflow_rl.config.stage import StageConfig
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance, load_card
-from workflow_rl.loop.schedule import euler_sigmas
 from workflow_rl.models.sd3 import build_sd3_t2i_card
 from workflow_rl.request import DiffusionParams, make_request
 
@@ -61,6 +61,16 @@ class TestSD35Medium(FamilyContract, LoRAContract):
             {"guidance_scale": 2.0, "negative_prompt": "a cat"},
         ),
         params=PARAMS,
+        defaults={"height": 32, "width": 32, "max_sequence_length": 256},
+        # The smallest sigma is shifted twice.
+        schedules=(
+            PublishedSchedule(
+                {"num_inference_steps": 28}, (1.0, 0.98738, 0.97411), (0.11091, 0.00893, 0.0)
+            ),
+            PublishedSchedule(
+                {"num_inference_steps": 10}, (1.0, 0.96013, 0.91335), (0.27805, 0.00893, 0.0)
+            ),
+        ),
     )
     # A block has 8 projections, the first another 4; the last gives no text, so it has 7.
     lora_layers = 19
@@ -89,35 +99,6 @@ class TestSD3WithoutT5(FamilyContract):
 @pytest.fixture(scope="module")
 def instance(tmp_path_factory: pytest.TempPathFactory) -> ModelInstance:
     return load_card(build_sd3_t2i_card(save_sd3(tmp_path_factory.mktemp("sd3") / "sd3")))
-
-
-@pytest.mark.parametrize(
-    ("steps", "first", "last"),
-    [
-        (28, [1.0, 0.98738, 0.97411], [0.11091, 0.00893, 0.0]),
-        (10, [1.0, 0.96013, 0.91335], [0.27805, 0.00893, 0.0]),
-    ],
-)
-def test_schedule(
-    instance: ModelInstance, steps: int, first: list[float], last: list[float]
-) -> None:
-    """The published one: the smallest sigma is shifted twice."""
-    spec = instance.adapter.schedule(
-        instance.adapter.resolve(make_request("t2i", PROMPT, num_inference_steps=steps))
-    )
-    sigmas = euler_sigmas(spec, steps).tolist()
-    assert sigmas[:3] == pytest.approx(first, abs=6e-6)
-    assert sigmas[-3:] == pytest.approx(last, abs=6e-6)
-
-
-def test_size_and_text_length_are_the_stock_pipelines(instance: ModelInstance) -> None:
-    """Whatever the T5 tokenizer allows: the tiny one 16 tokens."""
-    params = instance.adapter.resolve(make_request("t2i", PROMPT))
-    assert (params.height, params.width, params.max_sequence_length) == (32, 32, 256)
-    most = make_request("t2i", PROMPT, max_sequence_length=512)
-    assert instance.adapter.resolve(most).max_sequence_length == 512
-    with pytest.raises(UserError, match="max_sequence_length is 513; give 1 to 512"):
-        instance.adapter.resolve(make_request("t2i", PROMPT, max_sequence_length=513))
 
 
 def test_an_image_larger_than_its_positions_is_one_line(instance: ModelInstance) -> None:

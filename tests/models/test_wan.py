@@ -76,7 +76,11 @@ class TestWanWithoutImageEncoder(FamilyContract):
         pipeline_class=WanImageToVideoPipeline,
         stock=stock_wan,
         num_frames=FRAMES,
-        guidances=({}, {"guidance_scale": 3.0}),
+        guidances=(
+            {},
+            {"guidance_scale": 3.0},
+            {"guidance_scale": 2.0, "negative_prompt": "a cat"},
+        ),
     )
 
 

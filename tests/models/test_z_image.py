@@ -10,19 +10,18 @@ import pytest
 import torch
 from diffusers import ZImagePipeline
 
-from tests.models.contract import PROMPTS, FamilyCase, FamilyContract, StockCall
+from tests.models.case import PROMPTS, PublishedSchedule
+from tests.models.contract import FamilyCase, FamilyContract, StockCall
 from tests.models.lora_contract import LoRAContract
 from tests.tiny_models.z_image import save_z_image
 from workflow_rl.enums import GuidanceMode
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance, load_card
-from workflow_rl.loop.schedule import euler_sigmas
-from workflow_rl.models.common import collate
 from workflow_rl.models.z_image import build_z_image_t2i_card
 from workflow_rl.request import make_request
 from workflow_rl.training.rollout import rollout_loop
 
-LONG, SHORT = PROMPTS
+LONG = PROMPTS[0]
 
 
 def _stock(call: StockCall) -> torch.Tensor:
@@ -58,36 +57,31 @@ class TestZImage(FamilyContract, LoRAContract):
             {"guidance_scale": 0.5, "negative_prompt": "a cat"},
             {"guidance_scale": 4.0, "cfg_normalization": 0.9, "cfg_truncation": 0.3},
         ),
+        defaults={"height": 1024, "width": 1024},
+        # Static, whatever the size.
+        schedules=tuple(
+            PublishedSchedule(
+                {"height": side, "width": side, "num_inference_steps": 50},
+                (1.0, 0.99661, 0.99310),
+                (0.2, 0.10909, 0.0),
+            )
+            for side in (512, 1024)
+        ),
     )
     # Three blocks: two refiners and a layer, each with 4 projections and a feed-forward of 3.
     lora_layers = 21
 
 
-@pytest.fixture(scope="module", params=[3.0, 6.0], ids=["turbo", "base"])
-def instance(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> ModelInstance:
-    folder = tmp_path_factory.mktemp("z_image") / f"z-image-{request.param}"
-    return load_card(build_z_image_t2i_card(save_z_image(folder, shift=request.param)))
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> ModelInstance:
+    folder = tmp_path_factory.mktemp("z_image") / "z-image"
+    return load_card(build_z_image_t2i_card(save_z_image(folder, shift=6.0)))
 
 
-def test_schedule(instance: ModelInstance) -> None:
-    """Static, whatever the size; values of the published schedulers."""
-    turbo = instance.adapter.scheduler.config.shift == 3.0
-    steps = 8 if turbo else 50
-    first = [1.0, 0.95455, 0.9] if turbo else [1.0, 0.99661, 0.99310]
-    last = [0.5, 0.3, 0.0] if turbo else [0.2, 0.10909, 0.0]
-    for side in (512, 1024):
-        request = make_request("t2i", LONG, height=side, width=side, num_inference_steps=steps)
-        spec = instance.adapter.schedule(instance.adapter.resolve(request))
-        sigmas = euler_sigmas(spec, steps).tolist()
-        assert sigmas[:3] == pytest.approx(first, abs=6e-6)
-        assert sigmas[-3:] == pytest.approx(last, abs=6e-6)
-
-
-def test_a_size_is_the_stock_pipelines_where_none_is_asked_for(instance: ModelInstance) -> None:
-    params = instance.adapter.resolve(make_request("t2i", LONG))
-    assert (params.height, params.width) == (1024, 1024)
+def test_the_published_schedule_of_turbo(tmp_path: Path) -> None:
+    instance = load_card(build_z_image_t2i_card(save_z_image(tmp_path / "turbo", shift=3.0)))
+    request = make_request("t2i", LONG, num_inference_steps=8)
+    PublishedSchedule({}, (1.0, 0.95455, 0.9), (0.5, 0.3, 0.0)).check(instance, request)
 
 
 @pytest.mark.parametrize(
@@ -99,27 +93,6 @@ def test_guidance_begins_above_zero(
 ) -> None:
     request = make_request("t2i", LONG, guidance_scale=scale)
     assert instance.adapter.guidance(instance.adapter.resolve(request)).mode is mode
-
-
-def test_padding_of_a_batch_is_not_text(instance: ModelInstance) -> None:
-    """A short prompt beside a long one is padded for the batch, and loses that before the model."""
-    adapter = instance.adapter
-    requests = [make_request("t2i", text, height=32, width=32) for text in (SHORT, LONG)]
-    params = adapter.resolve(requests[0])
-    rows = adapter.encode(instance, requests)
-    lengths = [len(row["prompt_embeds"]) for row in rows]
-    assert lengths[0] < lengths[1]
-    latents = torch.randn(
-        2, *adapter.latent_shape(params), generator=torch.Generator().manual_seed(0)
-    )
-    with torch.no_grad():
-        alone = adapter.velocity("transformer", latents[:1], 700.0, collate(rows[:1]), params)
-        batch = collate(rows)
-        together = adapter.velocity("transformer", latents, 700.0, batch, params)
-        batch["prompt_embeds"][0, lengths[0] :] = 9.0
-        loud = adapter.velocity("transformer", latents, 700.0, batch, params)
-    torch.testing.assert_close(alone[0], together[0], atol=1e-5, rtol=0)
-    assert torch.equal(together, loud)
 
 
 def test_folder_of_another_family_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from typer.testing import CliRunner
 
-from tests.models.contract import STEPS, FamilyCase, FamilyContract
+from tests.models.case import STEPS, FamilyCase
+from tests.models.contract import family_cases
 from workflow_rl.cli.main import app
 from workflow_rl.config.families import FAMILIES
 from workflow_rl.enums import ExecutionProfile
@@ -25,20 +25,9 @@ from workflow_rl.planning.run import check_modules
 from workflow_rl.request import TaskType
 from workflow_rl.training.rollout import rollout_loop
 
-MODELS = Path(__file__).parents[1] / "models"
 BATCH = 2
 COUNTED_AT_THE_LIMIT = ("qwen-image", "z-image")
 """Texts keep their own length there, which is less than what is planned."""
-
-
-def family_cases() -> dict[str, FamilyCase]:
-    """Return the case of every contract in ``tests/models``, by name."""
-    for path in sorted(MODELS.glob("test_*.py")):
-        if "FamilyContract" in path.read_text(encoding="utf-8"):
-            importlib.import_module(f"tests.models.{path.stem}")
-    contracts = FamilyContract.__subclasses__()
-    cases = [c.case for c in contracts if c.__module__.startswith("tests.models.")]
-    return {case.name: case for case in cases}
 
 
 CASES = family_cases()
