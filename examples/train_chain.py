@@ -11,11 +11,13 @@ transformers. The last weights are published into a second pair of instances tha
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
 
 from workflow_rl.enums import ExecutionProfile
+from workflow_rl.errors import UserError
 from workflow_rl.media import write_mp4
 from workflow_rl.models import build_flux_t2i_card, build_wan_i2v_card
 from workflow_rl.request import make_request
@@ -60,8 +62,20 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """Refuse what would train nothing, or fail only at the end."""
+    for name, least in (("iterations", 1), ("images", 2), ("videos", 1)):
+        given = getattr(arguments, name)
+        if given < least:
+            why = "; an image is compared with others of its prompt" if name == "images" else ""
+            raise UserError(f"--{name} is {given}, expected {least} or more{why}")
+    if arguments.output.exists() and not arguments.output.is_dir():
+        raise UserError(f"--output {arguments.output} is a file; give a folder")
+
+
 def main() -> None:
     arguments = parse_arguments()
+    check(arguments)
     cards = build_flux_t2i_card(arguments.t2i), build_wan_i2v_card(arguments.i2v)
     method = build_workflow_rl(
         *cards,
@@ -101,4 +115,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

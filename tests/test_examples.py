@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 
 from workflow_rl.rewards.base import RewardBatch, score_safely
@@ -25,3 +30,48 @@ def test_room_is_what_lies_before_the_shape() -> None:
     assert scores[:5] == [1.0, 0.0, 0.5, 0.5, 1.0]
     assert scores[5] != scores[5], "an image without light has failed"
     assert _score(images[:1], ["a dot"]) != [1.0]
+
+
+def _train_chain(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> None:
+    """Run the script as from a shell."""
+    monkeypatch.setattr(sys, "argv", ["train_chain.py", *map(str, arguments)])
+    runpy.run_path("examples/train_chain.py", run_name="__main__")
+
+
+def test_the_chain_of_the_example_trains_and_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    smallest = ("--iterations", "1", "--images", "2", "--videos", "1")
+    _train_chain(monkeypatch, *smallest, "--output", tmp_path / "out")
+    text = capsys.readouterr().out
+    assert "C2 0 0" in text
+    assert "grad norm 0 " not in text
+    assert "t2i: version 1" in text
+    assert "i2v: version 1" in text
+    assert (tmp_path / "out/video.mp4").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--images", "1"), "--images is 1, expected 2 or more; an image is compared with others"),
+        (("--videos", "0"), "--videos is 0, expected 1 or more"),
+        (("--iterations", "0"), "--iterations is 0, expected 1 or more"),
+        (("--output", "README.md"), "--output README.md is a file; give a folder"),
+        (("--t2i", "nowhere"), "model folder nowhere does not exist; give"),
+        (("--i2v", "configs"), "configs is not a diffusers folder"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: tuple[str, ...],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        _train_chain(monkeypatch, *arguments)
+    assert stopped.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"error: {says}")
+    assert said.err.count("\n") == 1
