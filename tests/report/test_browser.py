@@ -75,6 +75,8 @@ FITS = """
   told.outside = [...inner.body.querySelectorAll("*")]
     .filter((e) => !e.closest("nav, .skip, svg") && outside(e))
     .filter((e) => !e.parentElement.closest(".scroll, pre")).map((e) => e.tagName);
+  told.scrolled = [...inner.querySelectorAll(".scroll")]
+    .filter((e) => e.scrollWidth > e.clientWidth).length;
   const seen = (e) => e.getClientRects().length > 0 && e.getBoundingClientRect().height > 10;
   told.plots = [...inner.querySelectorAll("svg.chart")].filter(seen)
     .map((e) => e.getAttribute("aria-label"));
@@ -148,6 +150,7 @@ def test_the_page_of_an_evaluation_fits(tmp_path: Path, width: int) -> None:
     page = write_comparison(comparison, tmp_path)[2]
     told = look_at(page, width, FITS)
     assert (told["wide"], told["outside"]) == (0, [])
+    assert told["scrolled"] == 0 or width > 640  # on a phone a row is a card
     assert told["marks"] > 0
     means, *others = told["tables"]
     assert len(means) == 3
@@ -159,6 +162,7 @@ def test_the_page_of_an_ablation_fits(tmp_path: Path, width: int) -> None:
     write_all(make_result(tmp_path), tmp_path)
     told = look_at(tmp_path / "ablation.html", width, FITS)
     assert (told["wide"], told["outside"]) == (0, [])
+    assert told["scrolled"] == 0
     (plot,) = told["plots"]
     assert plot.startswith("Held-out reward")
     assert told["marks"] >= 4  # a line for each variant but the constant reward

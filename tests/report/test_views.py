@@ -135,10 +135,10 @@ def test_a_kl_of_no_weight_is_not_shown_as_the_0_that_older_runs_wrote(
     page = build_report(run_dir).read_text()
     (view,) = guard_views(read_run(run_dir))
     if weight:
-        assert view.row == ("kl/i2v", "+0.00", "+0.00", "1", "quiet", "0", "0")
+        assert view.row == ("kl/i2v", "quiet", "+0.00", "+0.00", "1", "0", "0")
         assert "Guards with an alarm" in page
         return
-    assert view.row == ("kl/i2v", "–", "–", "–", "not measured", "–", "–")
+    assert view.row == ("kl/i2v", "not measured", *["–"] * 5)
     assert "Guards with an alarm" not in page
     assert page.count(">not measured: kl_weight is 0</text>") == 2  # one for each stage
     assert page.count("<td>not measured</td>") == 1
@@ -162,9 +162,9 @@ def test_the_drift_of_a_guard_is_that_of_the_run(run: RunData) -> None:
     )
     start = "1.00 (0.100 to 3.00)".replace(" ", "\N{NO-BREAK SPACE}")
     near, far, blind = guard_views(found)
-    assert near.row == ("b/v", "+0.50", "−1.50", "2", "quiet", "1.50", start)
+    assert near.row == ("b/v", "quiet", "+0.50", "−1.50", "2", "1.50", start)
     assert (far.name, far.row[-1]) == ("a/v", "1.00")
-    assert blind.row == ("c/v", "–", "–", "–", "quiet", "–", "–")
+    assert blind.row == ("c/v", "quiet", *["–"] * 5)
     assert near.chart.expected == (0.0, 3.0)
     assert [list(series.y)[1:] for series in near.chart.series] == [[2, 0.5, 2], [2, -0.5, 1.5]]
 

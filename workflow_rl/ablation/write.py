@@ -114,7 +114,7 @@ def page(result: AblationResult, chart: Chart, name: str) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "credit": credit}  # the report's macros use them
-    style = report.get_source(environment, "report.css")[0]
+    style = "".join(report.get_source(environment, f"{n}.css")[0] for n in ("report", "pairs"))
     shown = [tables.main_table(result), tables.run_table(result), tables.measure_table(result)]
     return environment.get_template("ablation/ablation.html.j2").render(
         name=name,

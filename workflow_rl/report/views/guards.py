@@ -13,7 +13,7 @@ VALUE, DRIFT = "guard/", "guard_z/"
 MOST_ALARMS = 50
 NOT_MEASURED = "not measured"
 NO_BREAK = "\N{NO-BREAK SPACE}"
-HEADS = ("Guard", "Drift", "Largest", "Threshold", "State", "Last", "At the start (5 to 95 %)")
+HEADS = ("Guard", "State", "Drift", "Largest", "Threshold", "Last", "At the start (5 to 95 %)")
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class GuardView:
     def row(self) -> tuple[str, ...]:
         """The figures of :data:`HEADS`."""
         if self.baseline is None or not self.measured:
-            return (self.name, *[UNKNOWN] * 3, self.state, *[UNKNOWN] * 2)
+            return (self.name, self.state, *[UNKNOWN] * 5)
         start = number(self.baseline.mean)
         if self.baseline.quantiles:
             low, high = self.baseline.quantiles[0], self.baseline.quantiles[-1]
             start += f" ({number(low)} to {number(high)})".replace(" ", NO_BREAK)
         return (
             self.name,
+            self.state,
             credit(self.last),
             credit(self.largest),
             number(self.baseline.threshold, 4),
-            self.state,
             number(self.baseline.mean + self.last * self.baseline.std),
             start,
         )
