@@ -211,3 +211,15 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(invoke: Invoke, works
     assert "i2v: wan, 3 × 4 = 12 samples per iteration" in result.stdout
     assert load_config("run.yaml", ["stages.t2i.samples=3"]).fingerprint() in result.stdout
     assert _listing(workspace) == before
+
+
+def test_a_folder_in_place_of_a_configuration(invoke: Invoke, workspace: Path) -> None:
+    assert "flux: is a folder; give the path of a" in invoke("train", "flux").one_line_error()
+
+
+def test_evaluation_of_a_folder_without_videos_says_what_it_takes(
+    invoke: Invoke, workspace: Path
+) -> None:
+    message = invoke("evaluate", "flux").one_line_error()
+    assert "flux holds no run, nor videos or images; give" in message
+    assert "in which the files themselves lie" in message

@@ -63,8 +63,9 @@ def load_rewards(path: Path | str, overrides: Sequence[str] = ()) -> tuple[Rewar
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     if not path.is_file():
+        found = "is a folder" if path.is_dir() else "no such file"
         raise UserError(
-            f"{path}: no such file; give the path of a configuration in YAML (`workflow-rl init` "
+            f"{path}: {found}; give the path of a configuration in YAML (`workflow-rl init` "
             "writes some to begin with)"
         )
     try:

@@ -126,7 +126,10 @@ def parse_candidate(argument: str) -> Candidate:
         )
     if not (path / RUN_FILE).is_file() and not (path / CONFIG_FILE).is_file():
         if selectors or not _has_media(path):
-            load_run_config(path)  # tells that there is no run
+            raise UserError(
+                f"{path} holds no run, nor videos or images; give the output_dir of a "
+                "`workflow-rl train`, or the folder in which the files themselves lie"
+            )
         return FolderCandidate(argument, path)
     return _run(argument, path, selectors)
 
