@@ -10,7 +10,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from hypothesis import settings
 
-for _contract in ("case", "contract", "lora_contract", "memory_contract", "training_contract"):
+for _contract in (
+    "case",
+    "contract",
+    "given_contract",
+    "lora_contract",
+    "memory_contract",
+    "training_contract",
+):
     pytest.register_assert_rewrite(f"tests.models.{_contract}")
 
 # Machines are shared: how long an example takes says nothing.

@@ -178,7 +178,12 @@ def moved_components(
 
 
 def stage_policy(
-    instance: ModelInstance, case: FamilyCase, *, lr: float = 1e-3, **settings: Any
+    instance: ModelInstance,
+    case: FamilyCase,
+    *,
+    lr: float = 1e-3,
+    reference: ModelInstance | None = None,
+    **settings: Any,
 ) -> StagePolicy:
     """Return the stage that trains on :func:`roll_out`'s records; without KL unless given."""
     card = instance.card
@@ -186,7 +191,7 @@ def stage_policy(
     options = OptimizerSettings(lr=lr)
     stage = WorkflowStage(card.task.value, card.task)
     return StagePolicy(
-        StageSettings(stage, plan, options, **{"kl_weight": 0.0} | settings), instance, None
+        StageSettings(stage, plan, options, **{"kl_weight": 0.0} | settings), instance, reference
     )
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from tests.models.case import PROMPTS, TOLERANCE
 from tests.models.contract import FamilyCase, FamilyContract, StockCall
+from tests.models.given_contract import GivenLatentsContract
 from tests.models.lora_contract import LoRAContract
 from tests.tiny_models.ltx import CHANNELS, Version, save_ltx
 from workflow_rl.config import StageConfig
@@ -122,7 +123,7 @@ LTX = FamilyCase(
 )
 
 
-class TestLTX(FamilyContract, LoRAContract):
+class TestLTX(FamilyContract, LoRAContract, GivenLatentsContract):
     """0.9.1, whose decoder is conditioned on a timestep and adds noise."""
 
     case = LTX
@@ -130,7 +131,7 @@ class TestLTX(FamilyContract, LoRAContract):
     lora_layers = 16
 
 
-class TestLTXCondition(FamilyContract):
+class TestLTXCondition(FamilyContract, GivenLatentsContract):
     case = replace(
         LTX,
         name="ltx-condition",

@@ -11,6 +11,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanImageToVideoPipeline
 
 from tests.models.contract import FamilyCase, FamilyContract
+from tests.models.given_contract import GivenLatentsContract
 from tests.models.lora_contract import LoRAContract
 from tests.models.test_wan import stock_wan
 from tests.tiny_models.wan import save_wan_ti2v, uni_pc
@@ -19,7 +20,7 @@ from workflow_rl.instance import ModelInstance
 from workflow_rl.models.common import collate
 
 
-class TestWanTI2V(FamilyContract, LoRAContract):
+class TestWanTI2V(FamilyContract, LoRAContract, GivenLatentsContract):
     """Three latent frames of 2x4, so 2 tokens each: the frames' sides and number all differ."""
 
     case = FamilyCase(
