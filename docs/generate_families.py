@@ -5,9 +5,11 @@ Run it by hand after a change there: ``python docs/generate_families.py``.
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,16 @@ is named, `workflow-rl plan` builds it without weights. What else was checked at
 and what was not, is on the family's page.
 """
 
+C2_HEAD = """
+## Recomputed log-probs (C2)
+
+The largest |log-ratio| on-policy that the contract measures, over three SDEs: log-probs recomputed
+for training, with gradient, against those captured in the rollout, in the same batch. In float32
+for every guidance of the case, in bfloat16 for the last of them. Each figure is an equality in a
+test.
+"""
+C2_COLUMNS = ("checkpoint of the contract", "task", "float32", "bfloat16")
+
 COLUMNS = (
     "family",
     "pipeline class in `model_index.json`",
@@ -52,7 +64,20 @@ def render() -> str:
         by_name[family.name][pipeline] = family
     rows = [_row(name, entries) for name, entries in by_name.items()]
     lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
-    return HEAD + "\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return HEAD + "\n" + _table(lines) + C2_HEAD + "\n" + _table(_c2_lines())
+
+
+def _table(lines: Iterable[Iterable[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _c2_lines() -> list[Sequence[str]]:
+    """Return the figure of every contract's case: its tests hold it to what they measure."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    cases = importlib.import_module("tests.models.contract").family_cases().values()
+    rows = [[f"`{case.name}`", case.task, "0", f"{case.c2_bfloat16:g}"] for case in cases]
+    return [C2_COLUMNS, ["---"] * len(C2_COLUMNS), *rows]
 
 
 def _row(name: str, entries: Mapping[str, Family]) -> list[str]:

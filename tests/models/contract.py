@@ -40,13 +40,16 @@ TESTS = Path(__file__).parent
 
 
 def family_cases() -> dict[str, FamilyCase]:
-    """Return the case of every contract in ``tests/models``, by name."""
+    """Return the case of every contract in ``tests/models``, by name, in the order of the files."""
+    cases = {}
     for path in sorted(TESTS.glob("test_*.py")):
-        if "FamilyContract" in path.read_text(encoding="utf-8"):
-            importlib.import_module(f"tests.models.{path.stem}")
-    contracts = FamilyContract.__subclasses__()
-    cases = [c.case for c in contracts if c.__module__.startswith("tests.models.")]
-    return {case.name: case for case in cases}
+        if "FamilyContract" not in path.read_text(encoding="utf-8"):
+            continue
+        module = importlib.import_module(f"tests.models.{path.stem}")
+        for held in vars(module).values():
+            if isinstance(held, type) and issubclass(held, FamilyContract) and "case" in vars(held):
+                cases[held.case.name] = held.case
+    return cases
 
 
 class FamilyContract(TrainingContract, MemoryContract):

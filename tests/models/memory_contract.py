@@ -74,6 +74,16 @@ def _count_passes(instance: ModelInstance) -> list[int]:
     return passes
 
 
+def _set_tile(vae: Any, pixels: int) -> None:
+    """Set the side of a VAE's tiles; those of videos and of Qwen-Image then do not overlap."""
+    if hasattr(vae, "tile_sample_min_size"):
+        latents = pixels * vae.tile_latent_min_size // vae.tile_sample_min_size
+        vae.tile_sample_min_size, vae.tile_latent_min_size = pixels, latents
+        return
+    vae.tile_sample_min_height = vae.tile_sample_min_width = pixels
+    vae.tile_sample_stride_height = vae.tile_sample_stride_width = pixels
+
+
 class MemoryContract:
     """The tests."""
 
@@ -140,3 +150,30 @@ class MemoryContract:
         )
         assert set(batches) == {1}
         torch.testing.assert_close(media, expected, atol=self.case.tolerance, rtol=0)
+
+    def test_a_tiled_vae_decodes_no_more_than_a_tile_at_a_time(
+        self, card: ModelCard, instance: ModelInstance
+    ) -> None:
+        """And with tiles of the whole size it makes the same bits; of trained ones elsewhere."""
+        tiled = _load(card, vae_tiling=True)
+        vae: Any = tiled.component("vae")
+        assert vae.use_tiling
+        largest: list[int] = []
+        vae.decoder.register_forward_pre_hook(
+            lambda _, args: largest.append(max(args[0].shape[-2:]))
+        )
+        side = max(self.case.height, self.case.width)
+
+        def served(model: ModelInstance) -> torch.Tensor:
+            requests = self.case.requests(num_inference_steps=2)
+            return rollout_loop(model, "denoise", requests, profile=ExecutionProfile.SERVE)[0]
+
+        expected = served(instance)
+        _set_tile(vae, side)
+        assert torch.equal(served(tiled), expected)
+        whole = max(largest)
+        largest.clear()
+        tile = 16 if side < 64 else 32
+        _set_tile(vae, tile)
+        assert served(tiled).shape == expected.shape
+        assert max(largest) == whole * tile // side
