@@ -1,10 +1,12 @@
 """Rewards that cannot make the stages' credit are refused before anything is loaded."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from tests.config.conftest import LoadWith
+from workflow_rl.cli.preflight import check_inputs
 from workflow_rl.config.reward_checks import credit_fault
 from workflow_rl.errors import UserError
 
@@ -111,3 +113,38 @@ def test_the_names_are_those_of_the_code() -> None:
     assert choices("combine") == set(COMBINATIONS) == set(typing.get_args(Combine))
     assert choices("combine_over") == set(typing.get_args(CombineOver))
     assert set(typing.get_args(GroupKind)) == {"prompt", "parent"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("name=motion_smoothness", "frames=2"), "(motion_smoothness) needs 3 frames or more"),
+        (("name=videoalign", "frames=1"), "stages.i2v.num_frames is 1; raise it"),
+        (("name=dynamic_degree", "frames=9", "fps=240"), "it looks at 1 at 240 fps"),
+        (("name=motion_amount", "side=8"), "needs 12 x 12 pixels or more, but stage 'i2v' makes"),
+        (("name=directed_motion", "side=64"), "needs 32 x 32 pixels, but stage 'i2v' makes 64 x"),
+        (("name=sharpness", "side=2"), "set stages.t2i.width and height"),
+        (("name=motion_amount", "on=t2i"), "scores videos, but stage 't2i' makes images"),
+    ],
+)
+def test_what_a_reward_could_never_score_is_told_before_a_model_is_looked_at(
+    load_with: LoadWith, tmp_path: Path, overrides: tuple[str, ...], words: str
+) -> None:
+    keys = {
+        "name": "rewards.0.name",
+        "on": "rewards.0.on",
+        "frames": "stages.i2v.num_frames",
+        "fps": "stages.i2v.fps",
+    }
+    (tmp_path / "prompts.txt").write_text("a\nb\nc\nd\n")
+    written = [f"data.prompts={tmp_path}/prompts.txt", f"stages.t2i.model={tmp_path}/no_model"]
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key == "side":
+            written += [f"stages.t2i.{side}={value}" for side in ("width", "height")]
+        else:
+            written.append(f"{keys[key]}={value}")
+    with pytest.raises(UserError) as caught:
+        check_inputs(load_with(*written))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)

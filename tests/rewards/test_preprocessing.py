@@ -171,8 +171,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-QWEN_SIZES = [(301, 517), (613, 404), (900, 611), (97, 143)]
-"""Nearly the published number of pixels, more and fewer."""
+QWEN_SIZES = [(301, 517), (613, 404), (900, 611), (97, 143), (448, 448)]
+"""Nearly the published number of pixels, more, fewer and as many."""
 
 
 def test_hpsv3_is_shown_what_qwens_processor_makes_of_the_published_size(base: Path) -> None:

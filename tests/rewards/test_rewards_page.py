@@ -54,7 +54,7 @@ def test_the_extra_is_one_and_is_the_one_that_the_class_asks_for(name: str) -> N
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extra = rows()[name][8]
     module = sys.modules[type(build_reward({"name": name}).reward).__module__]
-    asked = set(re.findall(r'import_extra\("\w+", "(\w+)"\)', inspect.getsource(module)))
+    asked = set(re.findall(r'import_extra\("\w+", "(\w+)"', inspect.getsource(module)))
     if "load_opencv" in vars(module):
         asked.add("flow")
     if "VlmJudge" in vars(module):

@@ -174,7 +174,7 @@ def test_weight_files_are_safetensors_and_there(tmp_path: Path) -> None:
 def test_a_missing_folder_package_or_dtype_is_told() -> None:
     with pytest.raises(UserError, match="cannot load no/such/folder"):
         load_pretrained(CLIPVisionModel, "no/such/folder")
-    with pytest.raises(UserError, match=r"pip install 'workflow-rl\[ocr\]'"):
-        import_extra("no_such_package", "ocr")
+    with pytest.raises(UserError, match=r"reward ocr needs no_such.*'workflow-rl\[ocr\]'"):
+        import_extra("no_such_package", "ocr", "reward ocr")
     with pytest.raises(UserError, match="float32"):
         pick_dtype("fp8", torch.device("cpu"))

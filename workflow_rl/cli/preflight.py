@@ -17,10 +17,11 @@ from workflow_rl.config import (
 from workflow_rl.config.first_frames import FirstFrame, open_first_frames
 from workflow_rl.config.hub import model_path, pinned
 from workflow_rl.config.model_folder import check_model_folder
-from workflow_rl.config.reward_checks import credit_fault
+from workflow_rl.config.reward_checks import credit_fault, media_fault
 from workflow_rl.embedded.folders import EMBEDDED_FOLDERS
 from workflow_rl.errors import UserError
 from workflow_rl.platform import FLOW_SDE_STEP, kernels
+from workflow_rl.rewards.media_needs import media_needs
 from workflow_rl.rewards.registry import REWARDS, build_rewards, nearest
 
 
@@ -62,6 +63,7 @@ def check_inputs(config: RunConfig) -> None:
     for name, stage in config.stages.items():
         _check_kernel(name, stage)
     _check_reward_names(config)
+    _check_reward_media(config)
     _check_loggers(config)
     _check_models(config.stages)
     for records in (prompts, eval_prompts):
@@ -195,3 +197,13 @@ def _check_reward_names(config: RunConfig) -> None:
                 f"rewards.{index}.name is '{reward.name}'; {nearest(reward.name, list(REWARDS))}, "
                 "or give a callable: module:function"
             )
+
+
+def _check_reward_media(config: RunConfig) -> None:
+    for index, reward in enumerate(config.rewards):
+        if reward.name is None:
+            continue
+        needs = media_needs(reward.name)
+        fault = media_fault(reward.name, needs, reward.on, config.stages)
+        if fault is not None:
+            raise UserError(f"rewards.{index}{fault}")

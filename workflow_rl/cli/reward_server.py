@@ -60,7 +60,7 @@ def reward_server(
     from workflow_rl.rewards.weights import import_extra
 
     for module in ("fastapi", "uvicorn", "prometheus_client"):
-        import_extra(module, "server")
+        import_extra(module, "server", "reward-server")
     from workflow_rl.rewards.remote.server import ServerSettings, build_service, listen, serve
 
     address = listen(host, port)

@@ -5,6 +5,38 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 
+class Stage(Protocol):
+    """A stage, as far as it decides what a reward is given."""
+
+    @property
+    def task(self) -> str:
+        """``t2i`` or ``i2v``."""
+        ...
+
+    @property
+    def num_frames(self) -> int | None:
+        """Of its videos; None is the model's own."""
+        ...
+
+    @property
+    def fps(self) -> float | None:
+        """Of its videos; None is the model's own."""
+        ...
+
+    @property
+    def width(self) -> int | None:
+        """In pixels; None is the model's own, or that of the image it is given."""
+        ...
+
+    @property
+    def height(self) -> int | None:
+        """In pixels, likewise."""
+        ...
+
+
+Stages = Mapping[str, Stage]
+
+
 class CreditedTerm(Protocol):
     """A term of the reward, as far as it decides whose credit it is."""
 
@@ -64,6 +96,88 @@ def credit_fault(
                 f"in a credit_to, or set stages.{stage}.freeze: true"
             )
     return None
+
+
+class Needs(Protocol):
+    """The least that a reward can score, see ``workflow_rl.rewards.media_needs``."""
+
+    @property
+    def video(self) -> bool:
+        """It scores videos only."""
+        ...
+
+    @property
+    def frames(self) -> int:
+        """Of a video."""
+        ...
+
+    @property
+    def side(self) -> int:
+        """Pixels of the shorter side."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Both sides are ``side`` pixels."""
+        ...
+
+    def frames_seen(self, frames: int, fps: float | None) -> int:
+        """Frames that it looks at, of a video of ``frames``."""
+        ...
+
+
+def media_fault(name: str, needs: Needs, on: str | None, stages: Stages) -> str | None:
+    """Return why a reward would fail whatever the stage makes that it scores, or None.
+
+    Only what the configuration says is looked at: a frame count or size that is left to the model
+    is not. Frames per second every video model has.
+
+    Parameters
+    ----------
+    name
+        The reward's.
+    on
+        The stage that it scores; None is the last.
+    stages
+        The chain, first stage first.
+    """
+    stage_name = on if on is not None else list(stages)[-1]
+    stage = stages[stage_name]
+    if needs.video and stage.task == "t2i":
+        return f" ({name}) scores videos, but stage {stage_name!r} makes images; set on to another"
+    frames = stage.num_frames
+    if frames is not None and needs.frames_seen(frames, stage.fps) < needs.frames:
+        looks = (
+            ""
+            if needs.frames_seen(frames, stage.fps) == frames
+            else (
+                f" of which it looks at {needs.frames_seen(frames, stage.fps)} at {stage.fps:g} fps"
+            )
+        )
+        return (
+            f" ({name}) needs {needs.frames} frames or more, but stages.{stage_name}.num_frames is "
+            f"{frames}{looks}; raise it"
+        )
+    where, size = _size(stage_name, stages)
+    if size is None or (min(size) >= needs.side and not needs.exact) or set(size) == {needs.side}:
+        return None
+    wanted = "" if needs.exact else " or more"
+    return (
+        f" ({name}) needs {needs.side} x {needs.side} pixels{wanted}, but stage {stage_name!r} "
+        f"makes {size[0]} x {size[1]}; set stages.{where}.width and height"
+    )
+
+
+def _size(name: str, stages: Stages) -> tuple[str, tuple[int, int] | None]:
+    """Return the stage that sets the width and height of what ``name`` makes, and them if known."""
+    names = list(stages)
+    for position in range(names.index(name), -1, -1):
+        stage = stages[names[position]]
+        if stage.width is not None and stage.height is not None:
+            return names[position], (stage.width, stage.height)
+        if stage.task == "t2i":
+            break
+    return name, None
 
 
 def _position(term: CreditedTerm, samples: Mapping[str, int]) -> int:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from workflow_rl.rewards.base import RewardBatch, RewardScores
+from workflow_rl.rewards.media_needs import VBENCH_FPS
 from workflow_rl.rewards.optical_flow import flows, grey_frames, load_opencv, top_speed, warp
 
 VBENCH_SIDE = 256
-VBENCH_FPS = 8.0
-"""Speeds are in pixels of a video of this size and rate."""
+"""Speeds are in pixels of a video of this size, and of the rate `VBENCH_FPS`."""
 
 VBENCH_THRESHOLD = 6.0
 """Speed from which VBench calls a pair of frames dynamic."""
@@ -52,7 +52,7 @@ class MotionAmount:
 
     def load(self) -> None:
         """Import OpenCV."""
-        load_opencv()
+        load_opencv(self.name)
 
     def __call__(self, batch: RewardBatch) -> RewardScores:
         """Score ``videos_BCTHW``; a video of one frame, or without ``fps``, fails."""
@@ -76,11 +76,11 @@ class DynamicDegree:
 
     def load(self) -> None:
         """Import OpenCV."""
-        load_opencv()
+        load_opencv(self.name)
 
     def __call__(self, batch: RewardBatch) -> RewardScores:
         """Score ``videos_BCTHW``; a video of one frame, or without ``fps``, fails."""
-        step = max(1, round(_fps(batch) / VBENCH_FPS))
+        step = max(1, round(_fps(batch) / VBENCH_FPS))  # as in MediaNeeds.frames_seen
         speeds_BP = torch.stack([_speeds(video, step) for video in batch.media])
         moving_BP = speeds_BP > VBENCH_THRESHOLD
         needed = round(4 * (speeds_BP.shape[1] + 1) / 16)
@@ -103,7 +103,7 @@ class MotionSmoothness:
 
     def load(self) -> None:
         """Import OpenCV."""
-        load_opencv()
+        load_opencv(self.name)
 
     def __call__(self, batch: RewardBatch) -> RewardScores:
         """Score ``videos_BCTHW``; a video of fewer than 3 frames fails."""

@@ -88,8 +88,8 @@ class OcrTextMatch:
         self.engine.get()
 
     def _load(self) -> object:
-        import_extra("onnxruntime", "ocr")
-        return import_extra("rapidocr", "ocr").RapidOCR(params=self.params)
+        import_extra("onnxruntime", "ocr", f"reward {self.name}")
+        return import_extra("rapidocr", "ocr", f"reward {self.name}").RapidOCR(params=self.params)
 
     def __call__(self, batch: RewardBatch) -> RewardScores:
         """Score images or videos."""

@@ -141,7 +141,7 @@ class VlmJudge(RemoteReward):
         """A client of a server that answers and accepts the key."""
         if not self.model:
             raise UserError("vlm_judge needs args.model: the model's name at the server")
-        openai = import_extra("openai", "judge")
+        openai = import_extra("openai", "judge", f"reward {self.name}")
         client = openai.AsyncOpenAI(
             base_url=self.base_url,
             api_key=os.environ.get(self.api_key_env) or "none",

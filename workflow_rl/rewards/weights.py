@@ -48,19 +48,20 @@ class Lazy(Generic[T]):
         return self._made[0]
 
 
-def import_extra(module: str, extra: str) -> ModuleType:
+def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
     """Import an optional package.
 
     Raises
     ------
     UserError
-        It is not installed; names the extra that installs it.
+        It is not installed; names what needs it and the extra that installs it.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            f"this reward needs {module} ({error}): pip install 'workflow-rl[{extra}]'"
+            f"{needed_by} needs {module}, which cannot be imported ({error}): pip install "
+            f"'workflow-rl[{extra}]'"
         ) from error
 
 

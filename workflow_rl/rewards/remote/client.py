@@ -111,8 +111,8 @@ class ServerReward(RemoteReward):
         self._checked.get()
 
     def _connect(self) -> Any:
-        httpx = import_extra("httpx", "server")
-        import_extra("tenacity", "server")
+        httpx = import_extra("httpx", "server", f"reward {self.name}")
+        import_extra("tenacity", "server", f"reward {self.name}")
         client: Any = httpx.AsyncClient(
             base_url=self.url,
             timeout=self._timeout_s,
