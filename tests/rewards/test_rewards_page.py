@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from workflow_rl.cli.preflight import check_rewards_import
 from workflow_rl.config import RunConfig
 from workflow_rl.config.yaml_text import parse_yaml
+from workflow_rl.rewards.media_needs import MEDIA_NEEDS
 from workflow_rl.rewards.registry import REWARDS, build_reward
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +62,20 @@ def test_the_extra_is_one_and_is_the_one_that_the_class_asks_for(name: str) -> N
         asked.add("judge")
     assert asked == ({extra.strip("`")} if extra != "–" else set())
     assert asked <= set(project["project"]["optional-dependencies"])
+
+
+def test_the_page_says_what_each_reward_needs() -> None:
+    table = PAGE.partition("## What they need")[2].partition("\n\nThe others")[0]
+    found = re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \| (.+) \|$", table, flags=re.MULTILINE)
+    assert [name for name, *_ in found] == list(MEDIA_NEEDS)
+    assert set(MEDIA_NEEDS) <= set(REWARDS)
+    for name, frames, size, fps in found:
+        needs = MEDIA_NEEDS[name]
+        side = f"{needs.side} × {needs.side}" if needs.side > 1 else "–"
+        assert frames == (str(needs.frames) if needs.video else "–"), name
+        assert size == side + (", exactly" if needs.exact else ""), name
+        assert fps == ("yes" if needs.fps else "no"), name
+        assert needs.video == (build_reward({"name": name}).reward.media_kind == "video"), name
 
 
 @pytest.mark.parametrize("example", re.findall(r"```yaml\n(.+?)```", PAGE, flags=re.DOTALL))
