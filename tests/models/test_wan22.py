@@ -18,10 +18,13 @@ from workflow_rl.instance import ModelInstance, load_card
 from workflow_rl.loop.schedule import flow_match_sigmas
 from workflow_rl.loop.window import SDEWindow
 from workflow_rl.models import build_card, build_flux_t2i_card
+from workflow_rl.models.memory import checkpoint_gradients
 from workflow_rl.request import DiffusionParams, TaskType
 from workflow_rl.rewards.registry import build_rewards
+from workflow_rl.training import residency
 from workflow_rl.training.checkpoint import load_checkpoint, save_checkpoint
 from workflow_rl.training.methods.workflow_rl import WorkflowRLMethod, build_workflow_rl
+from workflow_rl.training.policy import StagePolicy
 from workflow_rl.training.weight_sync import WeightRole
 
 EXPERTS = ("transformer", "transformer_2")
@@ -85,7 +88,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
     return build_card(folder, TaskType.I2V)
 
 
-def _method(card: ModelCard) -> WorkflowRLMethod:
+def _method(card: ModelCard, *, swap_stages: bool = False) -> WorkflowRLMethod:
     """Of three steps at 1000, 751 and 9, iteration 0 trains on the first, 1 on the second."""
     return build_workflow_rl(
         build_flux_t2i_card(),
@@ -101,6 +104,7 @@ def _method(card: ModelCard) -> WorkflowRLMethod:
         beta=0.0,
         ema_decay=0.5,
         train_t2i=False,
+        swap_stages=swap_stages,
         i2v_params=DiffusionParams(num_frames=FRAMES),
     )
 
@@ -155,3 +159,37 @@ def test_a_publication_carries_both_experts(card: ModelCard) -> None:
         sent = policy.student.component(expert).state_dict()
         received = target.component(expert).state_dict()
         assert all(torch.equal(tensor, received[name]) for name, tensor in sent.items())
+
+
+def test_swapped_experts_resume_to_the_bits_of_a_run_that_never_slept(
+    card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With checkpointed gradients; both experts and their masters move whenever a stage does."""
+    moved: list[tuple[str, set[str]]] = []
+    move = residency._move
+
+    def watched_move(policy: StagePolicy, device: torch.device) -> None:
+        held = [*policy.student.adapter.modules.items()]
+        before = {n: next(m.parameters()).data_ptr() for n, m in held}
+        move(policy, device)
+        after = {n: next(m.parameters()).data_ptr() for n, m in held}
+        moved.append((policy.name, {n for n in before if before[n] != after[n]}))
+
+    monkeypatch.setattr(residency, "_move", watched_move)
+    method, swapped = (_method(card, swap_stages=swaps) for swaps in (False, True))
+    for each in (method, swapped):
+        checkpoint_gradients(each.policies[1].student)
+        assert _train(each, 0) == {"transformer"}
+    values = swapped.state_values()
+    path = save_checkpoint(tmp_path, 0, swapped.state_tensors(), values, keep=1)
+    _, tensors, values = load_checkpoint(path)
+    again = _method(card, swap_stages=True)
+    checkpoint_gradients(again.policies[1].student)
+    again.load_state(tensors, values)
+    for each in (method, again):
+        assert _train(each, 1) == {"transformer_2"}
+    ours, theirs = again.state_tensors(), method.state_tensors()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert [name for name, _ in moved].count("i2v") == 4, "two runs, each to sleep and awake"
+    assert all(parts >= set(EXPERTS) for name, parts in moved if name == "i2v")
