@@ -20,17 +20,17 @@ from tests.rewards.test_qwen_rewards import (
     save_videoalign,
     write_config,
 )
-from tests.rewards.tiny_networks import by_formula, save_clip, save_tensors
+from tests.rewards.tiny_networks import EOS, by_formula, clip_words, save_clip, save_tensors
 from tests.rewards.tiny_qwen import HIDDEN, reward_model, save_base
 from workflow_rl.errors import UserError
 from workflow_rl.rewards import hpsv3, videoalign
 from workflow_rl.rewards.aesthetic import Aesthetic
 from workflow_rl.rewards.base import Reward, RewardBatch, score_safely
-from workflow_rl.rewards.clip_scores import ClipScore, PickScore
+from workflow_rl.rewards.clip_scores import CONTEXT, ClipScore, PickScore, tokenise
 from workflow_rl.rewards.feature_consistency import FirstFrameConsistency, SubjectConsistency
 from workflow_rl.rewards.hpsv2 import HPSv2
 from workflow_rl.rewards.hpsv3 import PreferenceHead
-from workflow_rl.rewards.image_reward import ImageReward
+from workflow_rl.rewards.image_reward import TEXT_TOKENS, ImageReward
 from workflow_rl.rewards.videoalign import VideoAlign, frame_positions
 
 SIDE = 16
@@ -135,6 +135,14 @@ def test_hpsv2_is_shown_numbers_resized_and_padded_as_published(clip: str, tmp_p
         nearly(found, [published.hpsv2(image, SIDE) for image in as_file(media)], 5e-6)
         overshoot = max(overshoot, float(found.max()))
     assert overshoot > (1 - 0.40821073) / 0.27577711 + 0.1  # whiter than white: not of 8 bits
+
+
+def test_long_prompts_are_cut_before_the_token_that_ends_them_as_published() -> None:
+    whole = clip_words()("a b " * 60).input_ids
+    for length in (CONTEXT, TEXT_TOKENS, 10):
+        (cut,) = tokenise(clip_words(), ["a b " * 60], length).input_ids.tolist()
+        assert cut == [*whole[: length - 1], EOS]
+    assert (CONTEXT, TEXT_TOKENS) == (77, 35)
 
 
 # --- DINO
