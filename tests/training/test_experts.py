@@ -131,6 +131,15 @@ def test_an_expert_that_trains_nothing_in_its_first_update_is_named() -> None:
         _update(policy, (2,))
 
 
+def test_weights_that_act_on_no_output_are_told_before_the_backward_pass() -> None:
+    """Such as the last block's text layers, which only other blocks would read."""
+    policy = _policy()
+    for parameter in policy.student.component("transformer").parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(TrainsNothingError, match=r"no weight of transformer .*train_modules"):
+        _update(policy, (0,))
+
+
 @pytest.mark.parametrize(
     ("window", "steps", "untrained", "words"),
     [

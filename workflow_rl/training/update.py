@@ -128,7 +128,8 @@ def update_stage(
     C2Error
         Before any update, if the recomputed log-probs differ by more than the tolerance.
     TrainsNothingError
-        After the first update of a component in a run, if it trained nothing.
+        If no weight that trains acts on a step's output; after the first update of a component in
+        a run, if it trained nothing.
     """
     name = policy.name
     result = StageUpdate(metrics=_metrics(StepStatistics(), 0.0, name))
@@ -242,6 +243,11 @@ def _accumulate_rows(
             if reference_means:
                 kl = gaussian_kl(now.mean, reference_means[index], std, sampled)
             objective = loss + settings.kl_weight * weight * kl
+            if not objective.requires_grad:
+                raise TrainsNothingError(
+                    f"stage {policy.name!r}: no weight of {recorded.component} that trains acts on "
+                    f"its output; name other layers in {_trained_key(policy)}"
+                )
             (objective[mask].sum() / total).backward()
             loss, kl, ratio = (values.detach()[mask] for values in (loss, kl, ratio))
             statistics.add(loss, kl, ratio, settings.ppo_clip)
