@@ -34,6 +34,7 @@ from workflow_rl.models.guidance import (
     NO_GUIDANCE,
     Guidance,
     GuidanceTable,
+    choose_guidance,
     guidance_table,
 )
 from workflow_rl.models.loading import (
@@ -243,27 +244,7 @@ class PipelineAdapter(ABC):
 
     def guidance(self, params: DiffusionParams) -> Guidance:
         """Return the rule by which the guidance scale enters the velocity."""
-        mode = params.guidance
-        if mode is None:
-            scale = params.guidance_scale
-            if GuidanceMode.EMBEDDED in self.guidances:
-                mode = GuidanceMode.EMBEDDED
-            elif scale is not None and scale > self.cfg_above:
-                mode = GuidanceMode.CFG
-            else:
-                mode = GuidanceMode.NONE
-        if mode not in self.guidances:
-            raise UserError(
-                f"{self.card.model_id} has no {mode} guidance (it has {', '.join(self.guidances)});"
-                " leave guidance and guidance_scale out, or use another checkpoint"
-            )
-        scaled = params.guidance_scale is not None and params.guidance_scale > self.cfg_above
-        if mode != GuidanceMode.EMBEDDED and (mode == GuidanceMode.CFG) != scaled:
-            raise UserError(
-                f"guidance is {mode}, but guidance_scale is {params.guidance_scale}; "
-                f"{self.card.model_id} guides above {self.cfg_above:g}: change one of the two"
-            )
-        return self.guidances[mode]
+        return choose_guidance(self.guidances, params, self.cfg_above, model_id=self.card.model_id)
 
     def guidance_scale(self, component: str, params: DiffusionParams) -> float | None:
         """Return the scale of ``component``; the second expert may have its own."""

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from workflow_rl.enums import CFGBatching, GuidanceMode
+from workflow_rl.errors import UserError
 from workflow_rl.models.common import NEGATIVE, Conditioning, pad_tokens
+from workflow_rl.request import DiffusionParams
 
 Forward = Callable[[torch.Tensor, Conditioning], torch.Tensor]
 """One forward pass: latents [B, ...] and batched conditioning to a velocity [B, ...]."""
@@ -134,3 +136,43 @@ GuidanceTable = Mapping[GuidanceMode, Guidance]
 def guidance_table(*rules: Guidance) -> GuidanceTable:
     """Return the rules by their modes."""
     return {rule.mode: rule for rule in rules}
+
+
+def choose_guidance(
+    rules: GuidanceTable, params: DiffusionParams, cfg_above: float, *, model_id: str
+) -> Guidance:
+    """Return the rule that a request's parameters ask for, of those that a model has.
+
+    Parameters
+    ----------
+    cfg_above
+        Classifier-free guidance is active for scales above this.
+    model_id
+        For messages.
+
+    Raises
+    ------
+    UserError
+        If the model lacks the mode, or mode and scale contradict each other.
+    """
+    mode = params.guidance
+    if mode is None:
+        scale = params.guidance_scale
+        if GuidanceMode.EMBEDDED in rules:
+            mode = GuidanceMode.EMBEDDED
+        elif scale is not None and scale > cfg_above:
+            mode = GuidanceMode.CFG
+        else:
+            mode = GuidanceMode.NONE
+    if mode not in rules:
+        raise UserError(
+            f"{model_id} has no {mode} guidance (it has {', '.join(rules)});"
+            " leave guidance and guidance_scale out, or use another checkpoint"
+        )
+    scaled = params.guidance_scale is not None and params.guidance_scale > cfg_above
+    if mode != GuidanceMode.EMBEDDED and (mode == GuidanceMode.CFG) != scaled:
+        raise UserError(
+            f"guidance is {mode}, but guidance_scale is {params.guidance_scale}; "
+            f"{model_id} guides above {cfg_above:g}: change one of the two"
+        )
+    return rules[mode]
