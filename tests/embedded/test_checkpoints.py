@@ -35,6 +35,7 @@ def test_folders_are_at_most_twelve_megabytes() -> None:
     assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl", ".ckpt")]
     for folder in (IMAGE_DIR, VIDEO_DIR):
         assert (folder / "README.md").is_file()
+    assert not [p for p in files if p.suffix == ".json" and "_name_or_path" in p.read_text()]
 
 
 def test_weights_are_float32(

@@ -28,6 +28,7 @@ def test_pretrain_end_to_end_then_resumes_and_refuses_another_recipe(tmp_path: P
     assert image.vae.config.scaling_factor != 1.0
     assert video.vae.config.latents_std != [1.0] * 16
     for folder in (image_dir, video_dir):
+        assert not [f for f in folder.rglob("*.json") if str(tmp_path) in f.read_text()]
         readme = (folder / "README.md").read_text(encoding="utf-8")
         assert "seed 3" in readme
         assert "| video decoder | 1 |" in readme

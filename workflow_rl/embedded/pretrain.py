@@ -108,8 +108,17 @@ def pretrain(
         (video_dir, video_target, "WanImageToVideoPipeline"),
     ):
         shutil.copytree(source, target, dirs_exist_ok=True)
+        _forget_origin(target)
         write_readme(target, pipeline, seed, recipe, stages.records)
     return image_target, video_target
+
+
+def _forget_origin(model: Path) -> None:
+    """Drop the path that a component was loaded from, which diffusers keeps in its config."""
+    for path in model.glob("*/config.json"):
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if config.pop("_name_or_path", None) is not None:
+            path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _claim(path: Path, seed: int, recipe: PretrainRecipe) -> None:
