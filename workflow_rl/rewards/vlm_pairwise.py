@@ -112,6 +112,7 @@ class PairwiseVlmJudge(Groupwise, RemoteReward):
 
     def score_group(self, group: RewardBatch) -> RewardScores:
         """Compare every pair in both orders."""
+        self.load()
         return in_background(self.ask(group)).result()
 
     def score(self, batch: RewardBatch, timeout_s: float | None) -> RewardScores:
