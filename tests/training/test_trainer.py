@@ -27,6 +27,7 @@ from workflow_rl.serving.chain import load_chain, publish_run
 from workflow_rl.serving.evaluate import evaluate_run
 from workflow_rl.serving.generate import generate
 from workflow_rl.training.checkpoint import latest_valid, load_checkpoint
+from workflow_rl.training.policy import StagePolicy
 from workflow_rl.training.trainer import Run, RunListener, SilentListener, train
 from workflow_rl.training.weight_sync import WeightRole
 
@@ -209,6 +210,45 @@ def test_a_crash_between_evaluation_and_checkpoint_evaluates_again(
     assert len(_timeless(config.output_dir / "evaluations.jsonl")) == 2
     assert train(config, resume=True) is None
     _assert_same_run(config, whole_run)
+
+
+def test_named_modules_train_alone_and_resume_to_the_same_bytes(
+    cards: tuple[ModelCard, ModelCard], tmp_path: Path
+) -> None:
+    """With an average and a reference, which hold the named modules alone too."""
+    overrides = [
+        "stages.t2i.train_modules=[single_transformer_blocks]",
+        "stages.t2i.kl_weight=0.01",
+        "stages.i2v.train_modules=[attn1, attn2]",
+        "training.iterations=3",
+        "evaluation.every=0",
+    ]
+    names = {"t2i": ("single_transformer_blocks",), "i2v": ("attn1", "attn2")}
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "crashed").mkdir()
+    whole = _config(tmp_path / "whole", cards, *overrides)
+    run = Run(whole, SilentListener())
+    before = {policy.name: _all_weights(policy) for policy in run.method.policies}
+    assert _run(whole) is None
+    crashed = _config(tmp_path / "crashed", cards, *overrides)
+    with pytest.raises(_CrashError):
+        _run(crashed, _CrashAfter(3))
+    assert train(crashed, resume=True) is None
+    _assert_same_run(crashed, whole)
+
+    run = Run(whole, SilentListener())
+    run.restore()
+    for policy in run.method.policies:
+        after = _all_weights(policy)
+        moved = {key for key in after if not torch.equal(after[key], before[policy.name][key])}
+        kept = {key for key in after if set(key.split(".")) & set(names[policy.name])}
+        assert 0 < len(moved) < len(after)
+        assert moved == kept
+
+
+def _all_weights(policy: StagePolicy) -> dict[str, torch.Tensor]:
+    transformer = policy.student.component("transformer")
+    return {name: tensor.detach().clone() for name, tensor in transformer.state_dict().items()}
 
 
 @pytest.mark.slow
