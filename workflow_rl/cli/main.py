@@ -4,6 +4,7 @@ Importing this module is cheap. Each command imports what is heavy (torch, diffu
 after everything that can be checked without it.
 """
 
+import errno
 import logging
 from typing import Annotated, Any
 
@@ -26,6 +27,8 @@ from workflow_rl.errors import UserError, WorkflowRLError
 
 USER_ERROR_EXIT_CODE = 2
 STOPPED_ON_PURPOSE_EXIT_CODE = 1
+DISK_REFUSES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+"""A full disk, a quota, a limit on a file's size, a disk that is only read."""
 
 
 class _Commands(TyperGroup):
@@ -43,6 +46,12 @@ class _Commands(TyperGroup):
             is_user_error = isinstance(error, UserError)
             code = USER_ERROR_EXIT_CODE if is_user_error else STOPPED_ON_PURPOSE_EXIT_CODE
             raise typer.Exit(code) from None
+        except OSError as error:  # FFmpeg's are some too
+            if error.errno not in DISK_REFUSES:
+                raise
+            what = f"cannot write {error.filename or 'a file'}: {error.strerror}"
+            typer.echo(f"error: {what}; make room and run the same command again", err=True)
+            raise typer.Exit(STOPPED_ON_PURPOSE_EXIT_CODE) from None
 
 
 app = typer.Typer(
