@@ -74,6 +74,16 @@ def test_both_judges_are_rewards_elsewhere(server: Busy) -> None:
     assert isinstance(server.pairwise(), ScoresElsewhere)
 
 
+def test_a_judge_that_nobody_loaded_fails_its_sample_and_blocks_nothing(server: Busy) -> None:
+    """To load waits for the thread that asks."""
+    server.go.set()
+    scores = server.judge(frames=1).submit(videos(1)).result(WAIT_S)
+    assert scores.failures == {
+        0: "RuntimeError: a remote reward was asked before it was loaded: call its load() first"
+    }
+    assert score_safely(server.judge(frames=1), videos(1)).failures == {}
+
+
 def test_samples_are_asked_about_as_they_come_so_many_at_a_time(server: Busy) -> None:
     judge = server.judge(concurrency=3, frames=1)
     judge.load()

@@ -6,14 +6,18 @@ Each start imports PyTorch, so one process serves as many tests as it can.
 import os
 import signal
 import sys
+import sysconfig
 import time
+import venv
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+import workflow_rl
 from tests.rewards.remote import rewards_for_processes
 from tests.rewards.remote.conftest import Videos
 from tests.rewards.remote.faulty_server import mean_of
@@ -76,6 +80,45 @@ def test_scores_are_those_in_process(reward: ProcessReward, videos: Videos) -> N
 def test_it_has_its_own_environment_and_interpreter(reward: ProcessReward, videos: Videos) -> None:
     result = score_safely(reward, _saying(videos(1), s0="environment"))
     assert result.scores.tolist() == [7.0]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """Return a virtual environment without any package."""
+    venv.create(tmp_path / "reward", with_pip=False)
+    return tmp_path / "reward"
+
+
+def test_an_environment_without_workflow_rl_is_told_before_the_run(environment: Path) -> None:
+    reward = ProcessReward(ENTRY, name="moody", media_kind="any", python=_python(environment))
+    with pytest.raises(UserError, match="must be able to import workflow_rl and torch"):
+        reward.load()
+
+
+def test_a_package_of_its_own_virtual_environment_scores(environment: Path, videos: Videos) -> None:
+    """The run cannot import what the reward is written in."""
+    (packages,) = environment.glob("lib/python*/site-packages")
+    root = Path(workflow_rl.__file__).parents[1]
+    (packages / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n{root}\n")
+    (packages / "only_there.py").write_text(
+        "import sys\n\n\ndef prefix(videos, prompts, sample_ids):\n"
+        "    return [float(sys.prefix == prompts[0])]\n"
+    )
+    assert find_spec("only_there") is None
+    reward = ProcessReward(
+        {"callable": "only_there:prefix"},
+        name="prefix",
+        media_kind="any",
+        python=_python(environment),
+    )
+    result = score_safely(reward, _saying(videos(1), s0=str(environment)))
+    reward.close()
+    assert result.failures == {}
+    assert result.scores.tolist() == [1.0]
+
+
+def _python(environment: Path) -> Path:
+    return environment / "bin" / "python"
 
 
 def test_one_sample_of_64_that_raises_fails_alone(reward: ProcessReward, videos: Videos) -> None:

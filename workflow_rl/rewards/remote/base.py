@@ -16,11 +16,12 @@ from workflow_rl.rewards.pending import PendingScores
 from workflow_rl.rewards.weights import Lazy
 
 T = TypeVar("T")
+_THREAD = "remote rewards"
 
 
 def _start_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="remote rewards", daemon=True).start()
+    threading.Thread(target=loop.run_forever, name=_THREAD, daemon=True).start()
     return loop
 
 
@@ -28,8 +29,18 @@ _LOOP = Lazy(_start_loop)
 
 
 def in_background(work: Coroutine[Any, Any, T]) -> "Future[T]":
-    """Run a coroutine on the thread of the remote rewards; cancelling the result cancels it."""
-    return asyncio.run_coroutine_threadsafe(work, _LOOP.get())
+    """Run a coroutine on the thread of the remote rewards; cancelling the result cancels it.
+
+    Raises
+    ------
+    RuntimeError
+        On that thread, which would wait for itself: what a reward needs is to be loaded before.
+    """
+    loop = _LOOP.get()
+    if threading.current_thread().name == _THREAD:
+        work.close()
+        raise RuntimeError("a remote reward was asked before it was loaded: call its load() first")
+    return asyncio.run_coroutine_threadsafe(work, loop)
 
 
 class RemoteReward(ABC):
