@@ -354,6 +354,14 @@ def test_nested_credit_needs_two_videos(make_method: MakeMethod) -> None:
         make_method(credit="nested", num_videos_per_image=1)
 
 
+def test_nested_credit_needs_two_images_where_the_image_model_trains(
+    make_method: MakeMethod,
+) -> None:
+    with pytest.raises(UserError, match="stage 't2i' makes 1 sample per prompt, which nested"):
+        make_method(credit="nested", num_samples_per_prompt=1)
+    make_method(credit="nested", num_samples_per_prompt=1, train_t2i=False)
+
+
 def test_only_the_named_modules_train(make_method: MakeMethod) -> None:
     policy = make_method(beta=0.0).policies[0]
     parts = ("context_embedder", "transformer_blocks.0.attn")

@@ -127,6 +127,11 @@ class ChainRLMethod(TrainingMethod):
         reward.check_stages({p.name: p.student.adapter.media_kind.value for p in self.policies})
         samples = dict(zip(names, self.branching, strict=True))
         trained = [policy.name for policy in self._trained()]
+        if settings.credit_rule == "nested" and samples[names[0]] == 1 and names[0] in trained:
+            raise UserError(
+                f"stage {names[0]!r} makes 1 sample per prompt, which nested credit has nothing to "
+                "compare with: use 2 or more, credit 'shared', or freeze the stage"
+            )
         fault = credit_fault(reward.terms, samples, trained, settings.combine)
         if fault is not None:
             raise UserError(fault)
