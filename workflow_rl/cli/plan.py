@@ -17,6 +17,7 @@ from workflow_rl.planning.architecture import Architecture, find_architecture
 if TYPE_CHECKING:
     from workflow_rl.planning.advice import Advice
     from workflow_rl.planning.run import RunNumbers
+    from workflow_rl.planning.texts import TextLengths
 
 H100_TFLOPS = 989.0
 """Dense bfloat16 peak of an H100 SXM (NVIDIA's data sheet)."""
@@ -76,7 +77,8 @@ def plan(
     }
     num_prompts, num_evaluated, notes = _prompts(config, gpus)
     hardware = (gpus, gpu_memory, peak_tflops, utilisation)
-    numbers, advice = _count(config, architectures, (num_prompts, num_evaluated), hardware)
+    numbers, advice, more = _count(config, architectures, (num_prompts, num_evaluated), hardware)
+    notes += more
     from workflow_rl.cli.plan_view import as_dict, show
 
     if as_json:
@@ -142,8 +144,8 @@ def _count(
     architectures: dict[str, Architecture],
     prompts: tuple[int, int],
     hardware: tuple[int, float, float, float],
-) -> tuple[RunNumbers, Advice | None]:
-    """Count the run, and where it does not fit, what to change."""
+) -> tuple[RunNumbers, Advice | None, list[str]]:
+    """Count the run, and where it does not fit, what to change; with notes on its texts."""
     from rich.status import Status
 
     with Status("loading PyTorch", console=Console(stderr=True)) as status:
@@ -153,11 +155,44 @@ def _count(
         config = with_model_defaults(config)
         gpus, gpu_memory, peak_tflops, utilisation = hardware
         machine = Hardware(gpus, int(gpu_memory * GIGABYTE), peak_tflops, utilisation)
+        status.update("counting the texts' tokens")
+        texts, notes = _texts(config, architectures)
         planner = Planner(
-            architectures, *prompts, on_stage=lambda name: status.update(f"counting {name}")
+            architectures,
+            *prompts,
+            texts=texts,
+            on_stage=lambda name: status.update(f"counting {name}"),
         )
         numbers = planner.count(config, machine)
         if numbers.fits:
-            return numbers, None
+            return numbers, None, notes
         status.update("looking for what would fit")
-        return numbers, advise(planner, config, machine, numbers)
+        return numbers, advise(planner, config, machine, numbers), notes
+
+
+def _texts(
+    config: RunConfig, architectures: dict[str, Architecture]
+) -> tuple[dict[str, TextLengths], list[str]]:
+    """Return the lengths of the texts of stages that do not pad them, and what to note of them."""
+    from workflow_rl.planning.sizes import text_limit
+    from workflow_rl.planning.texts import OWN_LENGTH, text_lengths
+
+    path = config.data.prompts
+    records = read_prompts(path, config.stages) if path.exists() else []
+    texts, notes = {}, []
+    for name, stage in config.stages.items():
+        architecture = architectures[name]
+        if architecture.pipeline not in OWN_LENGTH:
+            continue
+        limit = text_limit(architecture, stage)
+        found = text_lengths(
+            architecture, [r.text_for(name) for r in records], stage.negative_prompt or "", limit
+        )
+        if found is None:
+            notes.append(
+                f"{name} keeps each text's own length; counted at the limit of {limit} tokens: it "
+                "takes the prompts and the model's tokenizer to count theirs"
+            )
+        else:
+            texts[name] = found
+    return texts, notes

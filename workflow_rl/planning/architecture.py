@@ -25,11 +25,13 @@ INDEX = "model_index.json"
 class Architecture:
     """What a diffusers folder says in JSON.
 
-    ``source`` says where it is from; ``files`` are parsed, by their path in the folder.
+    ``source`` says where it is from; ``files`` are parsed, by their path in the folder;
+    ``folder`` is None for one that ships with the package.
     """
 
     source: str
     files: Mapping[str, Mapping[str, Any]]
+    folder: Path | None = None
 
     def read(self, path: str) -> Mapping[str, Any]:
         """Return one parsed file.
@@ -111,4 +113,4 @@ def _read_folder(folder: Path, key: str) -> Architecture:
             raise UserError(f"{key}: {file} is not JSON; download the model again") from None
         if isinstance(content, dict):
             files[file.relative_to(folder).as_posix()] = content
-    return Architecture(f"folder {folder}", files)
+    return Architecture(f"folder {folder}", files, folder)

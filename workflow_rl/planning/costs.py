@@ -22,6 +22,7 @@ from workflow_rl.planning.measure import Cost, cost_with_grad, cost_without_grad
 from workflow_rl.planning.modules import META
 from workflow_rl.planning.sizes import Geometry
 from workflow_rl.planning.stacks import cost_of_stacks
+from workflow_rl.planning.texts import TextLengths
 
 Passes = Literal["one", "sequential", "batched"]
 """Forward passes of one step: one, or two for classifier-free guidance."""
@@ -43,12 +44,15 @@ class StageModel:
         Sizes of one sample.
     cfg_above
         A guidance scale above this is classifier-free guidance.
+    texts
+        Lengths of the run's texts; None: all are as long as ``size`` says.
     """
 
     modules: Mapping[str, Any]
     trained: Mapping[str, nn.Parameter]
     size: Geometry
     cfg_above: float = 1.0
+    texts: TextLengths | None = None
     _counted: dict[tuple[Any, ...], Cost] = field(default_factory=dict)
 
     @property
@@ -56,38 +60,46 @@ class StageModel:
         """The transformer that a step goes through; where there are two experts, both are alike."""
         return self.modules["transformer"]
 
-    def _forward(self, batch: int) -> torch.Tensor:
+    def _forward(self, batch: int, text_tokens: int | None) -> torch.Tensor:
         make = TRANSFORMER_INPUTS[type(self.transformer).__name__]
-        inputs = make(self.transformer, self.size.of(batch))
+        inputs = make(self.transformer, self.size.of(batch, text_tokens))
         output: Any = self.transformer(**inputs, return_dict=False)[0]
         return torch.stack(output) if isinstance(output, list) else output
 
-    def step(self, batch: int, passes: Passes) -> Cost:
-        """Return the cost of one denoising step without gradient."""
+    def step(self, batch: int, passes: Passes, text_tokens: int | None = None) -> Cost:
+        """Return the cost of one denoising step without gradient.
+
+        Texts are the longest where ``text_tokens`` does not say how long they are.
+        """
         if passes == "sequential":
-            return self.step(batch, "one").twice()
+            return self.step(batch, "one", text_tokens).twice()
         rows = 2 * batch if passes == "batched" else batch
-        key = ("step", rows)
+        key = ("step", rows, text_tokens)
         if key not in self._counted:
             self._counted[key] = cost_of_stacks(
-                self.transformer, lambda: cost_without_grad(lambda: self._forward(rows))
+                self.transformer,
+                lambda: cost_without_grad(lambda: self._forward(rows, text_tokens)),
             )
         return self._counted[key]
 
-    def training_step(self, batch: int, passes: Passes, *, checkpointing: bool) -> Cost:
+    def training_step(
+        self, batch: int, passes: Passes, text_tokens: int | None = None, *, checkpointing: bool
+    ) -> Cost:
         """Return the cost of one denoising step with its backward pass; nothing if it is frozen."""
         if not self.trained:
             return Cost()
         if passes == "sequential":
-            return self.training_step(batch, "one", checkpointing=checkpointing).twice()
+            one = self.training_step(batch, "one", text_tokens, checkpointing=checkpointing)
+            return one.twice()
         rows = 2 * batch if passes == "batched" else batch
-        key = ("training", rows, checkpointing)
+        key = ("training", rows, text_tokens, checkpointing)
         if key not in self._counted:
             own = [p for name, p in self.trained.items() if name.startswith("transformer.")]
             if checkpointing:
                 self.transformer.enable_gradient_checkpointing()
             self._counted[key] = cost_of_stacks(
-                self.transformer, lambda: cost_with_grad(lambda: self._forward(rows), own)
+                self.transformer,
+                lambda: cost_with_grad(lambda: self._forward(rows, text_tokens), own),
             )
             if checkpointing:
                 self.transformer.disable_gradient_checkpointing()
@@ -124,7 +136,8 @@ class StageModel:
         return Cost(sum(c.flops for c in costs), 0, max((c.peak for c in costs), default=0))
 
     def _text_of(self, name: str) -> Cost:
-        encoder, tokens = self.modules[name], self.size.text_tokens
+        encoder = self.modules[name]
+        tokens = self.size.text_tokens if self.texts is None else self.texts.encoded
         if encoder.config.model_type == "clip_text_model":
             tokens = encoder.config.max_position_embeddings
         ids = torch.empty((1, tokens), device=META, dtype=torch.long)
@@ -149,10 +162,10 @@ class StageModel:
         return [name for name in self.modules if name.startswith("text_encoder")]
 
     def embedding_bytes(self) -> int:
-        """Return the bytes of one text's embeddings."""
-        return text_bytes(
-            TRANSFORMER_INPUTS[type(self.transformer).__name__](self.transformer, self.size)
-        )
+        """Return the bytes of one text's embeddings, on average."""
+        make = TRANSFORMER_INPUTS[type(self.transformer).__name__]
+        tokens = None if self.texts is None else self.texts.usual(1)
+        return text_bytes(make(self.transformer, self.size.of(1, tokens)))
 
 
 def passes_of(stage: StageConfig, model: StageModel) -> Passes:

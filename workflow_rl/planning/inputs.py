@@ -160,10 +160,12 @@ def vae_latents(vae: Any, size: Geometry) -> torch.Tensor:
 
 
 def vae_decode(vae: Any, latents: torch.Tensor) -> torch.Tensor:
-    """Return what ``vae`` makes of a batch of latents, decoded as the adapters do.
+    """Return the media that ``vae`` makes of a batch of latents, in [0, 1], as the adapters do."""
+    return (_vae_decode(vae, latents).float() / 2 + 0.5).clamp(0, 1)
 
-    LTX's goes one sample at a time, with a timestep where it is conditioned on one.
-    """
+
+def _vae_decode(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """LTX's goes one sample at a time, with a timestep where it is conditioned on one."""
     if type(vae).__name__ != "AutoencoderKLLTXVideo":
         whole: torch.Tensor = vae.decode(latents, return_dict=False)[0]
         return whole

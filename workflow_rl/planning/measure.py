@@ -106,16 +106,19 @@ class Meter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        before = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        before = {_key(tensor) for tensor in _tensors((args, kwargs))}
         result = func(*args, **kwargs)
         packet = func._overloadpacket
         if packet in FLOPS:
             self.flops += FLOPS[packet](*args, **kwargs, out_val=result)
-        for tensor in _tensors(result):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in before and storage._cdata not in self._alive:
-                self._add(storage)
+        self.take(tensor for tensor in _tensors(result) if _key(tensor) not in before)
         return result
+
+    def take(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count ``tensors`` too, such as weights that a thread has loaded: a mode is a thread's."""
+        for tensor in tensors:
+            if _key(tensor) not in self._alive:
+                self._add(tensor.untyped_storage())
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
@@ -127,6 +130,12 @@ class Meter(TorchDispatchMode):
         self._alive[key] = weakref.ref(storage, freed)
         self.now += size
         self.peak = max(self.peak, self.now)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    """Return what a tensor and all views of it have in common."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

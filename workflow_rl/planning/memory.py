@@ -62,10 +62,15 @@ class StageMemory:
         replace is kept until they have arrived whole.
     loading
         The reference as it is loaded, before all but its transformers is dropped.
+    captured
+        The part of the trajectories that is a batch's, which is on the GPU while it is made.
     trajectories, media
         What an iteration keeps in the CPU's memory.
-    evaluation_media
-        What an evaluation keeps there.
+    joining
+        What is there twice, for a moment, when it is made in several batches: a batch's media, or
+        the trajectories.
+    evaluation_media, evaluation_joining
+        What an evaluation keeps there, and what of it is there twice.
     """
 
     weights: Mapping[str, int]
@@ -91,9 +96,12 @@ class StageMemory:
     checksum: int
     transfer: int
     loading: int
+    captured: int
     trajectories: int
     media: int
+    joining: int
     evaluation_media: int
+    evaluation_joining: int
 
     @property
     def resident(self) -> int:
@@ -108,8 +116,8 @@ class StageMemory:
             "start": self.dropped + max(self.text, self.loading),
             "evaluation": max(self.evaluation, self.transfer) + self.evaluation_copy,
             "encode": max(self.encode, self.text),
-            "rollout": self.rollout,
-            "decode": self.decode,
+            "rollout": self.captured + self.rollout,
+            "decode": self.captured + self.decode,
             "training": self.gradients + self.activations,
             "optimizer": self.gradients + self.optimizer_step,
             "publication": self.checksum,
@@ -153,6 +161,8 @@ def stage_memory(
     rounded = sum(p.numel() * p.element_size() for p in trained if p.element_size() < FLOAT32)
     size = model.size
     one = 3 * size.frames * size.height * size.width * FLOAT32
+    trajectories = _trajectories(model, work)
+    captured = trajectories * work.rollout_batch // work.samples
     uses_copy = weights_evaluated == "ema" and not stage.freeze
     return StageMemory(
         weights=weights,
@@ -178,10 +188,17 @@ def stage_memory(
         checksum=checksum,
         transfer=own + rounded + checksum if uses_copy else 0,
         loading=everything if reference else 0,
-        trajectories=_trajectories(model, work),
+        captured=captured,
+        trajectories=trajectories,
         media=work.samples * one,
+        joining=_joining(work.samples, work.rollout_batch, one, trajectories),
         evaluation_media=work.evaluated * one,
+        evaluation_joining=_joining(work.evaluated, work.evaluation_batch, one, 0),
     )
+
+
+def _joining(samples: int, batch: int, one: int, trajectories: int) -> int:
+    return max(batch * one, trajectories) if samples > batch else 0
 
 
 def _embeddings(stage: StageConfig, total: int) -> int:

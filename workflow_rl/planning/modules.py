@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_iter
 
 from workflow_rl.config.lora import LoRAConfig
 from workflow_rl.config.lora_file import lora_layout
@@ -67,8 +68,18 @@ def num_parameters(module: nn.Module) -> int:
 
 
 def num_bytes(module: nn.Module) -> int:
-    """Return the bytes of the parameters and buffers of ``module``; shared ones count once."""
-    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+    """Return the bytes of the tensors that ``module`` holds; shared ones count once.
+
+    Some are neither parameters nor buffers: Qwen-Image keeps its table of positions as attributes,
+    because a buffer would lose the imaginary part.
+    """
+    found = {
+        id(leaf): leaf
+        for part in module.modules()
+        for leaf in tree_iter({k: v for k, v in vars(part).items() if k != "_modules"})
+        if isinstance(leaf, torch.Tensor)
+    }
+    return sum(t.numel() * t.element_size() for t in found.values())
 
 
 def policies_of(modules: Mapping[str, nn.Module]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from workflow_rl.planning.inputs import TRANSFORMER_INPUTS
 from workflow_rl.planning.modules import build_modules, policies_of, select_trained
 from workflow_rl.planning.sizes import Geometry, geometry
 from workflow_rl.planning.stage import StageNumbers, count_stage
+from workflow_rl.planning.texts import TextLengths
 from workflow_rl.planning.work import Prompts, stage_work
 
 GIGABYTE = 10**9
@@ -100,17 +101,34 @@ class RunNumbers:
 
     @property
     def iteration_host_bytes(self) -> int:
-        """Bytes of CPU memory that an iteration keeps until the next one."""
-        return sum(stage.memory.trajectories + stage.memory.media for stage in self.stages)
+        """Bytes of CPU memory that an iteration takes: it keeps most of them until the next one."""
+        made, most = 0, 0
+        for stage in self.stages:
+            made += stage.memory.trajectories + stage.memory.media
+            most = max(most, made + stage.memory.joining)
+        return most
 
     @property
     def evaluation_host_bytes(self) -> int:
-        """Bytes of CPU memory of an evaluation beside those of the iteration before it.
+        """Bytes of CPU memory of an evaluation, with those of the iteration before it."""
+        memories = [stage.memory for stage in self.stages]
+        held = sum(m.trajectories + m.media + m.evaluation_media for m in memories)
+        return held + max(m.evaluation_joining for m in memories)
 
-        A stage's batches are there twice while they are joined.
+    def host_bytes_in(self, phase: Bottleneck) -> int:
+        """Return the bytes of CPU memory in one phase of an iteration.
+
+        While a stage samples, what was made before its last batch is there; then, what all made.
         """
-        media = [stage.memory.evaluation_media for stage in self.stages]
-        return self.iteration_host_bytes + sum(media) + max(media)
+        made = 0
+        for stage in self.stages:
+            memory = stage.memory
+            if stage.name == phase.stage and phase.phase in ("encode", "rollout", "decode"):
+                several = stage.work.samples > stage.work.rollout_batch
+                made += memory.trajectories - memory.captured
+                return made + (memory.media if several else 0)
+            made += memory.trajectories + memory.media
+        return made
 
     @property
     def total_flops(self) -> int:
@@ -152,6 +170,8 @@ class Planner:
         By stage.
     num_prompts, num_evaluated
         Distinct prompts of the run, and those of an evaluation.
+    texts
+        Lengths of the run's texts, by stage; a stage that is not there is counted at the limit.
     on_stage
         Called with a stage's name before a model is built.
     """
@@ -159,6 +179,7 @@ class Planner:
     architectures: Mapping[str, Architecture]
     num_prompts: int
     num_evaluated: int
+    texts: Mapping[str, TextLengths] = field(default_factory=dict)
     on_stage: Callable[[str], None] = lambda name: None
     _models: dict[tuple[Any, ...], StageModel] = field(default_factory=dict)
 
@@ -202,11 +223,13 @@ class Planner:
                 )
             modules = build_modules(architecture, DTYPES[stage.dtype])
             check_modules(name, architecture, modules)
-            size = geometry(name, architecture, stage, modules, before)
+            texts = self.texts.get(name)
+            longest = None if texts is None else texts.longest
+            size = geometry(name, architecture, stage, modules, before, longest)
             targets = lora_targets(architecture, stage, name)
             trained = select_trained(policies_of(modules), stage, targets, f"stages.{name}")
             cfg_above = 1.0 if family is None else family.cfg_above
-            self._models[key] = StageModel(modules, trained, size, cfg_above)
+            self._models[key] = StageModel(modules, trained, size, cfg_above, texts)
         return self._models[key]
 
 

@@ -46,9 +46,9 @@ class Geometry:
     image_tokens: int = 0
     per_token_time: bool = False
 
-    def of(self, batch: int) -> Geometry:
-        """Return the same sizes for another batch."""
-        return replace(self, batch=batch)
+    def of(self, batch: int, text_tokens: int | None = None) -> Geometry:
+        """Return the same sizes for another batch, and texts of another length if one is given."""
+        return replace(self, batch=batch, text_tokens=text_tokens or self.text_tokens)
 
     @property
     def text(self) -> str:
@@ -63,6 +63,7 @@ def geometry(
     stage: StageConfig,
     modules: Mapping[str, Any],
     before: Geometry | None,
+    longest_text: int | None = None,
 ) -> Geometry:
     """Return the sizes of one sample of stage ``name``.
 
@@ -70,6 +71,8 @@ def geometry(
     ----------
     before
         Sizes of the stage before it, whose pictures it begins with; None: it is the first.
+    longest_text
+        Tokens of the longest text; None: the limit of texts, to which most families pad.
 
     Raises
     ------
@@ -86,7 +89,7 @@ def geometry(
         width=width,
         frames=frames,
         latent_CTHW=latent_size(modules["vae"], height, width, frames),
-        text_tokens=_text_tokens(architecture, stage),
+        text_tokens=longest_text or text_limit(architecture, stage),
         clip_tokens=_clip_tokens(modules),
         image_tokens=_image_tokens(modules),
         per_token_time=bool(index.get("expand_timesteps")) or "LTX" in architecture.pipeline,
@@ -161,8 +164,8 @@ def _check_grid(
         )
 
 
-def _text_tokens(architecture: Architecture, stage: StageConfig) -> int:
-    """Return the length of text embeddings: the stage's, else the family's, else the tokenizer's.
+def text_limit(architecture: Architecture, stage: StageConfig) -> int:
+    """Return the most tokens of a text: the stage's, else the family's, else the tokenizer's.
 
     What a family pads to is whatever its tokenizer says; the tokenizer's is bounded.
     """

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from workflow_rl.config import StageConfig
-from workflow_rl.planning.costs import StageModel, passes_of
+from workflow_rl.planning.costs import Passes, StageModel, passes_of
 from workflow_rl.planning.memory import StageMemory, stage_memory
 from workflow_rl.planning.modules import num_parameters
+from workflow_rl.planning.texts import TextLengths
 from workflow_rl.planning.work import Work
 
 
@@ -67,9 +68,15 @@ def count_stage(
 def stage_flops(stage: StageConfig, model: StageModel, work: Work) -> dict[str, int]:
     """Return the FLOPs of an iteration by cause; a multiply-add is 2."""
     passes = passes_of(stage, model)
-    step = model.step(work.rollout_batch, passes).flops // work.rollout_batch
+    rolled, trained_on = (
+        usual_tokens(model.texts, passes, -(-batch * work.prompts // work.samples))
+        for batch in (work.rollout_batch, work.training_batch)
+    )
+    step = model.step(work.rollout_batch, passes, rolled).flops // work.rollout_batch
     plain, used = (
-        model.training_step(work.training_batch, passes, checkpointing=checkpointing).flops
+        model.training_step(
+            work.training_batch, passes, trained_on, checkpointing=checkpointing
+        ).flops
         // work.training_batch
         for checkpointing in (False, stage.memory.gradient_checkpointing)
     )
@@ -87,6 +94,19 @@ def stage_flops(stage: StageConfig, model: StageModel, work: Work) -> dict[str, 
         "training": trained * plain,
         "recomputation": trained * (used - plain),
     }
+
+
+def usual_tokens(texts: TextLengths | None, passes: Passes, prompts: int) -> int | None:
+    """Return the text tokens of a pass of a batch of ``prompts``, on average; None: the limit.
+
+    Of two passes in one the longer text counts for both.
+    """
+    if texts is None:
+        return None
+    usual = texts.usual(prompts)
+    if passes == "sequential":
+        return -(-(usual + texts.negative) // 2)
+    return max(usual, texts.negative) if passes == "batched" else usual
 
 
 def _trains(stage: StageConfig) -> str:

@@ -13,11 +13,12 @@ from workflow_rl.loop.window import SDEWindow
 class Work:
     """What a stage does in one iteration on the busiest GPU, and in which batches.
 
-    ``samples`` are made, from ``conditions`` encoded images; ``texts`` are encoded, of
-    ``texts_cached`` in the run. Of ``steps`` denoising steps ``trained_steps`` are trained on, in
-    ``updates`` passes. An evaluation makes ``evaluated`` samples.
+    Of ``prompts``, ``samples`` are made, from ``conditions`` encoded images; ``texts`` are encoded,
+    of ``texts_cached`` in the run. Of ``steps`` denoising steps ``trained_steps`` are trained on,
+    in ``updates`` passes. An evaluation makes ``evaluated`` samples.
     """
 
+    prompts: int
     samples: int
     conditions: int
     texts: int
@@ -58,6 +59,7 @@ def stage_work(
     negative = 1 if guided else 0
     chains = prompts.evaluated * config.evaluation.seeds_per_prompt
     return Work(
+        prompts=prompts.per_gpu,
         samples=samples,
         conditions=distinct_per_batch(rows, stage.rollout_batch_size) if stage.task == "i2v" else 0,
         texts=0 if stage.memory.drop_text_encoders else prompts.per_gpu + negative,
