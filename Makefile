@@ -44,8 +44,9 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports
 
+# Files are shared out whole, so that each makes its checkpoints once; a thread for each process.
 unit: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 bench: $(STAMP)  ## cost of one training iteration over the cost of its model calls
 	$(BIN)/python -m benchmarks.iteration_cost
