@@ -1,5 +1,6 @@
 """A network is loaded whole or refused: what is missing never stays random."""
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -121,12 +122,21 @@ def test_a_whole_checkpoint_loads(folder: Path) -> None:
     assert not any(p.requires_grad for p in model.parameters())
 
 
+def test_a_file_that_is_written_again_does_not_change_a_loaded_network(folder: Path) -> None:
+    model = load_pretrained(CLIPVisionModel, str(folder))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(-2048, os.SEEK_END)
+        file.write(bytes(2048))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda t: t.pop(next(n for n in t if n.endswith("fc1.weight"))), "lacks.*fc1.weight"),
         (lambda t: t.update({"rm_head.weight": torch.zeros(1)}), "too many.*rm_head"),
-        (lambda t: t[next(iter(t))].fill_(torch.nan), "not finite"),
+        (lambda t: t[next(iter(t))].fill_(torch.nan), "holds NaN or infinity"),
         (lambda t: t.update({k: v[:-1].clone() for k, v in t.items()}), "cannot load"),
     ],
 )
@@ -151,7 +161,7 @@ def test_a_tensor_that_the_reward_does_not_read_may_be_missing(tmp_path: Path) -
         ({"weight": torch.ones(1, 2)}, "lacks.*bias"),
         ({"weight": torch.ones(1, 2), "bias": torch.ones(1), "x": torch.ones(1)}, "too many.*x"),
         ({"weight": torch.ones(2, 2), "bias": torch.ones(1)}, r"shape \(2, 2\)"),
-        ({"weight": torch.ones(1, 2), "bias": torch.tensor([torch.inf])}, "not finite"),
+        ({"weight": torch.ones(1, 2), "bias": torch.tensor([torch.inf])}, "holds NaN or infinity"),
     ],
 )
 def test_a_head_is_loaded_strictly(state: dict[str, Tensor], words: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from workflow_rl.config.component_files import check_components
 from workflow_rl.config.families import EULER, FAMILIES, Grid
 from workflow_rl.config.weight_files import WeightFiles
 from workflow_rl.errors import UserError
+from workflow_rl.module_weights import check_finite, own_memory
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,10 @@ def load_pipeline(
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"cannot load {card.source}: {reason}; download the model again") from error
-    return pipeline.to(device)
+    pipeline = pipeline.to(device)
+    for module in pipeline_modules(pipeline).values():
+        own_memory(module)
+    return pipeline
 
 
 def _module_classes(index: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,21 +173,6 @@ def _count_names(keys: Iterable[str]) -> str:
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     noun = "tensor" if len(names) == 1 else "tensors"
     return f"{len(names)} {noun}: {', '.join(names[:MAX_NAMES])}{more}"
-
-
-def check_finite(module: nn.Module, folder: Path) -> None:
-    """Raise a UserError, naming the first, if a weight of ``module`` is NaN or infinite.
-
-    Smallest and largest value tell: one pass over each tensor where it lies, without a copy.
-    """
-    for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point() and tensor.numel():
-            smallest, largest = torch.aminmax(tensor)
-            if not (math.isfinite(smallest) and math.isfinite(largest)):
-                raise UserError(
-                    f"{folder}: the weight {name} holds NaN or infinity; download the model again, "
-                    "or use another checkpoint"
-                )
 
 
 @contextmanager

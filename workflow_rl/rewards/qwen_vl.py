@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from workflow_rl.errors import UserError
+from workflow_rl.module_weights import check_finite, own_memory
 from workflow_rl.rewards.pixels import CLIP_MEAN, CLIP_STD, normalise
 from workflow_rl.rewards.prompt_template import PLACE
-from workflow_rl.rewards.weights import check_finite, load_processor, refuse_keys
+from workflow_rl.rewards.weights import load_processor, refuse_keys
 
 PATCH = 14
 MERGE = 2
@@ -156,7 +157,8 @@ class QwenReader:
         refuse_keys(report["missing_keys"], report["unexpected_keys"], model, base)
         check_finite(model, base)
         token_ids = tokenizer.convert_tokens_to_ids(list(tokens))
-        return cls(model.eval().requires_grad_(False).to(device), tokenizer, token_ids)
+        model = own_memory(model.eval().requires_grad_(False).to(device))
+        return cls(model, tokenizer, token_ids)
 
     def read(self, frames_TCHW: Tensor, kind: str, template: str, prompt: str) -> Tensor:
         """Last hidden states at the special tokens, float32 ``[tokens, D]`` on the CPU.

@@ -5,7 +5,6 @@ lacks and leave it random. A reward read from a random head still looks like a n
 """
 
 import importlib
-import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from workflow_rl.errors import UserError
+from workflow_rl.module_weights import check_finite, own_memory
 
 T = TypeVar("T")
 
@@ -182,7 +182,7 @@ def load_pretrained(
     )
     refuse_keys(missing, unexpected, model, source)
     check_finite(model, source)
-    return model.eval().requires_grad_(False)
+    return own_memory(model.eval().requires_grad_(False))
 
 
 def load_processor(processor_class: Any, source: str, **options: Any) -> Any:
@@ -197,15 +197,6 @@ def load_processor(processor_class: Any, source: str, **options: Any) -> Any:
         return processor_class.from_pretrained(source, **options)
     except (OSError, ValueError, RuntimeError) as error:
         raise _cannot_load(source, error) from error
-
-
-def check_finite(module: nn.Module, source: object) -> None:
-    """Raise a UserError, naming the first, if a weight of ``module`` is NaN or infinite."""
-    for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point() and tensor.numel():
-            smallest, largest = torch.aminmax(tensor)
-            if not (math.isfinite(smallest) and math.isfinite(largest)):
-                raise UserError(f"{source}: the weight {name} is not finite: download it again")
 
 
 def refuse_keys(
