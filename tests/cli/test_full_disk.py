@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import typer
 
 from tests.cli.conftest import Invoke
 from tests.report.synthetic import make_run
+from workflow_rl.cli.one_line import errors_in_one_line
 from workflow_rl.media import write_mp4
 from workflow_rl.serving import evaluate_grid
 
@@ -66,3 +70,20 @@ def test_report(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "No space left on device; make room" in result.stderr
     assert (run / "report.html").read_bytes() == before
     assert not (run / ".report.html.part").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "mend"),
+    [
+        (errno.ENOSPC, "make room and run the same command again"),
+        (errno.EFBIG, "raise the limit on a file's size"),
+        (errno.EROFS, "give a place that is not read-only"),
+    ],
+)
+def test_the_mend_is_that_of_the_fault(
+    capsys: pytest.CaptureFixture[str], number: int, mend: str
+) -> None:
+    with pytest.raises(typer.Exit), errors_in_one_line("workflow-rl"):
+        raise OSError(number, os.strerror(number), "report.html")
+    line = f"error: cannot write report.html: {os.strerror(number)}; {mend}"
+    assert capsys.readouterr().err.startswith(line)

@@ -4,7 +4,6 @@ Importing this module is cheap. Each command imports what is heavy (torch, diffu
 after everything that can be checked without it.
 """
 
-import errno
 import logging
 from typing import Annotated, Any
 
@@ -18,40 +17,28 @@ from workflow_rl.cli.export import export
 from workflow_rl.cli.generate import generate
 from workflow_rl.cli.init import init
 from workflow_rl.cli.kernels import list_kernels
+from workflow_rl.cli.one_line import errors_in_one_line
 from workflow_rl.cli.plan import plan
 from workflow_rl.cli.pretrain_tiny import pretrain_tiny
 from workflow_rl.cli.report import report
 from workflow_rl.cli.reward_server import reward_server
 from workflow_rl.cli.train import resume, train
-from workflow_rl.errors import UserError, WorkflowRLError
-
-USER_ERROR_EXIT_CODE = 2
-STOPPED_ON_PURPOSE_EXIT_CODE = 1
-DISK_REFUSES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-"""A full disk, a quota, a limit on a file's size, a disk that is only read."""
 
 
 class _Commands(TyperGroup):
-    """Shows what is raised on purpose as one line; any other exception keeps its traceback.
+    """Answers every mistake with one line, those in the command line itself too."""
 
-    A fault in the user's input exits with 2, a stop (C2, updates that are not finite, a full disk,
-    a refused publication) with 1.
-    """
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        if not args:  # shows the help, as an error of its own
+            return super().make_context(info_name, args, parent, **extra)
+        with errors_in_one_line(info_name or "workflow-rl"):
+            return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with errors_in_one_line(f"{ctx.command_path} COMMAND"):
             return super().invoke(ctx)
-        except WorkflowRLError as error:
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-            is_user_error = isinstance(error, UserError)
-            code = USER_ERROR_EXIT_CODE if is_user_error else STOPPED_ON_PURPOSE_EXIT_CODE
-            raise typer.Exit(code) from None
-        except OSError as error:  # FFmpeg's are some too
-            if error.errno not in DISK_REFUSES:
-                raise
-            what = f"cannot write {error.filename or 'a file'}: {error.strerror}"
-            typer.echo(f"error: {what}; make room and run the same command again", err=True)
-            raise typer.Exit(STOPPED_ON_PURPOSE_EXIT_CODE) from None
 
 
 app = typer.Typer(
