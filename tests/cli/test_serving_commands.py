@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.cli.conftest import Invoke
 from workflow_rl.cli.generate import DType
-from workflow_rl.config import StageConfig, load_config
+from workflow_rl.config import RunConfig, StageConfig, load_config
 from workflow_rl.config.run_dir import create_run_dir
 
 
@@ -103,6 +103,38 @@ def test_generate_refuses_what_the_models_cannot_make(
     ask = ("generate", "-p", "x", "--t2i", "flux", "--i2v", "wan", *option)
     assert says in invoke(*ask).one_line_error()
     assert served == []
+
+
+def test_evaluate_names_the_option_whose_prompts_are_missing(
+    invoke: Invoke, workspace: Path
+) -> None:
+    create_run_dir(load_config("run.yaml"))
+    message = invoke("evaluate", "run", "--prompts", "none.txt").one_line_error()
+    assert "none.txt: no such prompt file in the working directory" in message
+    assert message.endswith("; check --prompts\n")
+    Path("prompts.txt").unlink()
+    message = invoke("evaluate", "run").one_line_error()
+    assert message.endswith("; go to where the run began, or give --prompts\n")
+
+
+def test_evaluate_needs_only_what_it_uses_of_a_run(
+    invoke: Invoke, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the prompts that it was trained on, where others are given, nor its loggers."""
+    create_run_dir(load_config("run.yaml", ["logging.wandb={project: p}"]))
+    Path("prompts.txt").rename("others.txt")
+    monkeypatch.setattr("workflow_rl.cli.preflight.find_spec", lambda name: None)
+    monkeypatch.setattr("workflow_rl.cli.evaluate.check_rewards_import", _reached)
+    with pytest.raises(_ReachedError):
+        invoke("evaluate", "run", "--prompts", "others.txt")
+
+
+class _ReachedError(Exception):
+    """All checks before it passed."""
+
+
+def _reached(config: RunConfig) -> None:
+    raise _ReachedError
 
 
 def test_dtypes_are_those_of_a_stage() -> None:

@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from workflow_rl.cli.preflight import check_frames, check_inputs, check_rewards_import
+from workflow_rl.cli.preflight import check_frames, check_rewards_import, check_stages
 from workflow_rl.config import check_first_frames
 from workflow_rl.evaluation.candidates import RunCandidate, parse_candidates
 from workflow_rl.evaluation.job import EvaluationJob, make_job
@@ -103,7 +103,7 @@ def evaluate(
     """
     candidates, base = parse_candidates(things, baseline)
     for run in (c for c in candidates if isinstance(c, RunCandidate)):
-        check_inputs(run.config)
+        check_stages(run.config.stages)
     job = make_job(
         candidates,
         base,

@@ -60,14 +60,25 @@ def check_inputs(config: RunConfig) -> None:
         )
     held_out = config.data.eval_prompts
     eval_prompts = [] if held_out is None else read_prompts(held_out, config.stages)
-    for name, stage in config.stages.items():
-        _check_kernel(name, stage)
     _check_reward_names(config)
     _check_reward_media(config)
     _check_loggers(config)
-    _check_models(config.stages)
+    check_stages(config.stages)
     for records in (prompts, eval_prompts):
         check_frames(config.stages, [r.first_frame for r in records if r.first_frame is not None])
+
+
+def check_stages(stages: Mapping[str, StageConfig]) -> None:
+    """Check what it takes to make samples: each stage's kernel and model.
+
+    Raises
+    ------
+    UserError
+        At the first fault.
+    """
+    for name, stage in stages.items():
+        _check_kernel(name, stage)
+    _check_models(stages)
 
 
 def with_commits(config: RunConfig) -> RunConfig:

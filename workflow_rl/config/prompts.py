@@ -13,6 +13,7 @@ from workflow_rl.errors import UserError
 
 FIRST_FRAME_KEY = "image"
 """Key of a ``.jsonl`` line that names a first frame, unless a stage is called so."""
+CHECK_KEYS = "check data.prompts and data.eval_prompts"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class PromptRecord:
         return self.stage_prompts.get(stage, self.prompt)
 
 
-def load_prompts(path: Path | str, stages: Sequence[str] = ("t2i", "i2v")) -> list[PromptRecord]:
+def load_prompts(
+    path: Path | str, stages: Sequence[str] = ("t2i", "i2v"), *, if_missing: str = CHECK_KEYS
+) -> list[PromptRecord]:
     """Read the prompts of a file or folder.
 
     Parameters
@@ -50,6 +53,8 @@ def load_prompts(path: Path | str, stages: Sequence[str] = ("t2i", "i2v")) -> li
         frames, each ``fox.png`` with its prompt in ``fox.txt``, in the order of their names.
     stages
         Names of the chain's stages: the keys that a ``.jsonl`` line may have beside ``prompt``.
+    if_missing
+        What to do where there is no such file, for the message.
 
     Raises
     ------
@@ -68,9 +73,7 @@ def load_prompts(path: Path | str, stages: Sequence[str] = ("t2i", "i2v")) -> li
         )
     if not path.is_file():
         where = "" if path.is_absolute() else f" in the working directory {Path.cwd()}"
-        raise UserError(
-            f"{path}: no such prompt file{where}; check data.prompts and data.eval_prompts"
-        )
+        raise UserError(f"{path}: no such prompt file{where}; {if_missing}")
     lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
     if not lines:
         raise UserError(f"{path}: the prompt file is empty; write one prompt a line")

@@ -108,7 +108,8 @@ def make_job(
         raise UserError("there is no run whose prompts to take; give them with --prompts")
     path = prompts or runs[0].config.data.eval_prompts or runs[0].config.data.prompts
     stages = list(dict.fromkeys(name for run in runs for name in run.config.stages)) or STAGES
-    records = load_prompts(path, stages)
+    if_missing = "check --prompts" if prompts else "go to where the run began, or give --prompts"
+    records = load_prompts(path, stages, if_missing=if_missing)
     _check_no_twins(path, records)
     kind = _kind_of_runs(runs)
     terms, weighted = _reward_terms(rewards, runs)
