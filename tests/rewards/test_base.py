@@ -1,6 +1,7 @@
 """Whatever a reward does, a failure is a failure and a score is a finite number."""
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -80,6 +81,17 @@ def test_a_reward_that_always_raises_fails_every_sample() -> None:
     result = score_safely(FunctionReward(broken), make_batch())
     assert_failed(result, [0, 1, 2, 3], "RuntimeError: no weights")
     assert set(result.failures.values()) == {"RuntimeError: no weights"}
+
+
+@pytest.mark.parametrize("timeout_s", [None, 10.0])
+def test_a_reward_that_ends_its_program_fails_its_sample(timeout_s: float | None) -> None:
+    def ends(batch: RewardBatch) -> RewardScores:
+        if "s1" in batch.sample_ids:
+            sys.exit("no licence")
+        return numbers(batch)
+
+    result = score_safely(FunctionReward(ends), make_batch(), timeout_s)
+    assert_failed(result, [1], "SystemExit: no licence")
 
 
 def test_a_reward_that_hangs_times_out_and_lets_the_run_go_on() -> None:
@@ -175,7 +187,9 @@ def test_every_usual_sequence_of_numbers_is_understood(raw: object) -> None:
 @pytest.mark.parametrize(
     ("raw", "rows", "reason"),
     [
-        ([1.0, None, 2.0], [1], "NoneType, not a number"),
+        ([1.0, None, 2.0], [1], "returned None for this sample: return a number to score it"),
+        ([None, None, None], [0, 1, 2], "returned None for this sample: return a number"),
+        (None, [0, 1, 2], "returned None, not a sequence of numbers: return a list with one for"),
         ([1.0, "0.5", 2.0], [1], "str, not a number"),
         ([1.0, math.nan, 2.0], [1], "returned nan"),
         ([1.0, 1e300, 2.0], [1], "not a finite float32"),
@@ -186,7 +200,7 @@ def test_every_usual_sequence_of_numbers_is_understood(raw: object) -> None:
         (torch.tensor(0.5), [0, 1, 2], "Tensor, not a sequence"),
         (torch.zeros(3, 1), [0, 1, 2], "list, not a number"),
         ({}, [0, 1, 2], "empty mapping"),
-        ({"a": [1, 2, 3], "b": [1, None, 3]}, [1], "'b': returned NoneType"),
+        ({"a": [1, 2, 3], "b": [1, None, 3]}, [1], "'b': returned None for this sample"),
         ({"a": [1, 2, 3], "b": [1]}, [0, 1, 2], "'b': returned 1 scores"),
     ],
 )

@@ -57,6 +57,23 @@ def test_groups_are_scored_apart_wherever_their_samples_lie() -> None:
     assert score_safely(reward, images([0.1, 0.9])).scores.tolist() == [0.0, 1.0]
 
 
+class Ends(Groupwise):
+    """Ends its program over the group of ``s1``."""
+
+    name = "ends"
+
+    def score_group(self, group: RewardBatch) -> RewardScores:
+        if "s1" in group.sample_ids:
+            raise SystemExit("no licence")
+        return RewardScores(group.media.flatten(1).mean(1))
+
+
+def test_a_group_that_ends_its_program_fails_alone() -> None:
+    result = score_safely(Ends(), images([0.5, 0.0, 0.25, 0.0], ["a", "b", "a", "b"]))
+    assert result.failures == dict.fromkeys([1, 3], "SystemExit: no licence")
+    assert result.scores[[0, 2]].tolist() == [0.5, 0.25]
+
+
 def test_a_group_that_raises_fails_alone() -> None:
     term = build_reward(
         {"callable": f"{HERE}:brighter_than_mean", "group": "prompt", "args": {"fail": 0.5}}

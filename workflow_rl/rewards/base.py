@@ -189,8 +189,11 @@ def _column(values: object, size: int, where: str) -> RewardScores:
     """Scores from one sequence of numbers; ``where`` opens the reasons."""
     items = values.tolist() if isinstance(values, Tensor | np.ndarray) else values
     if not isinstance(items, list | tuple):
+        found = "None" if values is None else type(values).__name__
         return all_failed(
-            size, f"{where}returned {type(values).__name__}, not a sequence of numbers"
+            size,
+            f"{where}returned {found}, not a sequence of numbers: return a list with one for each "
+            f"sample, None in place of one that cannot be scored",
         )
     if len(items) != size:
         return all_failed(size, f"{where}returned {len(items)} scores for {size} samples")
@@ -201,7 +204,9 @@ def _column(values: object, size: int, where: str) -> RewardScores:
             isinstance(raw_item, Tensor) and raw_item.numel() == 1
         )
         item = raw_item.item() if one else raw_item
-        if not isinstance(item, int | float):
+        if item is None:
+            failures[index] = f"{where}returned None for this sample: return a number to score it"
+        elif not isinstance(item, int | float):
             failures[index] = f"{where}returned {type(item).__name__}, not a number"
         elif not abs(item) <= FLOAT32_MAX:
             failures[index] = f"{where}returned {str(item)[:40]}, not a finite float32"
@@ -248,13 +253,13 @@ def _call(
     The thread is a daemon: a reward that hangs for ever does not keep the process alive.
     """
     outcome: list[RewardScores] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def work() -> None:
         try:
             with torch.no_grad():  # the grad mode belongs to the thread
                 outcome.append(checked(reward(batch), len(batch)))
-        except Exception as error:  # noqa: BLE001  whatever a reward raises is a failed sample
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it raises is a failure
             errors.append(error)
 
     if deadline is None:

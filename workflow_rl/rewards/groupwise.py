@@ -61,7 +61,7 @@ class Groupwise(ABC):
             return all_failed(len(group), ALONE)
         try:
             return checked(self.score_group(group), len(group))
-        except Exception as error:  # noqa: BLE001  whatever a reward raises is a failed group
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it raises is a failure
             return all_failed(len(group), one_line(error))
 
 

@@ -132,7 +132,7 @@ def test_answers_that_are_no_scores_fail_alone(reward: ProcessReward, videos: Vi
     assert score_safely(reward, batch).failures == {
         0: "returned nan, not a finite float32",
         1: "returned str, not a number",
-        3: "returned NoneType, not a number",
+        3: "returned None for this sample: return a number to score it",
     }
     _assert_scored(reward, batch, failed=[0, 1, 3])
 
