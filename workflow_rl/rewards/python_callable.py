@@ -5,6 +5,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from workflow_rl.errors import UserError
@@ -27,9 +28,15 @@ def import_dotted(path: str) -> object:
     if not separator:
         module_name, _, attribute = path.rpartition(".")
     if not module_name or not attribute:
+        lacks = "function" if module_name else "module"
         raise UserError(
-            f"reward callable {path!r} is not a dotted path: write module:function, as in "
-            f"my_rewards:smoothness"
+            f"reward callable {path!r} names no {lacks}: write module:function, as in "
+            f"my_rewards:smoothness; a reward of this project is given by name instead"
+        )
+    if "/" in path or module_name.endswith(".py"):
+        raise UserError(
+            f"reward callable {path!r} names a file: write its module, as in "
+            f"{PurePath(module_name).stem}:{attribute}, and put its folder on PYTHONPATH"
         )
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

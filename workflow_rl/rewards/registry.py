@@ -139,6 +139,11 @@ def build_reward(spec: RewardSpec | Mapping[str, object]) -> RewardTerm:
             f"a reward has either a name or a callable, found name={spec.name!r} and "
             f"callable={spec.callable!r}: give one of them"
         )
+    if spec.callable in REWARDS:
+        raise UserError(
+            f"reward callable {spec.callable!r} is a reward of this project: write "
+            f"name: {spec.callable}, or module:function for one of yours"
+        )
     label = spec.name or spec.callable
     if not math.isfinite(spec.weight):
         raise UserError(f"reward {label!r} has weight {spec.weight}: give a finite number")
