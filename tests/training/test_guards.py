@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,20 @@ def test_an_alarm_comes_at_the_entry_and_again_when_worse(
     assert alarms[0].deviations == pytest.approx(3 / (4 / 5) ** 0.5)
     lines = [json.loads(line) for line in (tmp_path / "guard_alarms.jsonl").open()]
     assert set(lines[0]) == {"iteration", "guard", "value", "deviations", "action"}
+
+
+def test_a_kl_has_no_start_until_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guards = Guards(GuardsConfig(baseline_iterations=2, window=1), tmp_path)
+    written = []
+    for kl in (math.nan, math.nan, math.nan, 0.1, math.nan):
+        measured = {"brightness/v": torch.tensor([0.0, 1.0]), "kl/v": torch.tensor([kl])}
+        monkeypatch.setattr(guards, "_measure", lambda *_, m=measured: m)
+        guards.look(guards._seen, (), {})
+        if guards.baseline_path.exists():
+            written.append(sorted(json.loads(guards.baseline_path.read_text())["guards"]))
+    assert written == [["brightness/v"]] * 2 + [["brightness/v", "kl/v"]] * 2
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ A guard is called ``kind/stage``, such as ``brightness/i2v``; the kinds are thos
     ``guard_z/{kind}/{stage}``: the drift in standard deviations, with its sign; null as long as
     there is no baseline.
 ``guards.json``
-    Written when the baseline is complete::
+    Written when the baseline is complete; a guard that has no value yet is left out until then::
 
         {"guards": {"brightness/i2v": {"mean": 0.11, "std": 0.03, "threshold": 2.0,
                                        "quantiles": [0.07, 0.11, 0.17]}, ...},

@@ -151,13 +151,14 @@ class Guards:
             ``guard/...`` and ``guard_z/...``.
         alarms : list of Alarm
         """
-        found, alarms = {}, []
+        found, alarms, first_measured = {}, [], False
         learning = self._seen < self._baseline_iterations
         for name, values in self._measure(outputs, metrics).items():
             guard = self._guard(name)
             finite = values[values.isfinite()].double()
             mean = float(finite.mean()) if len(finite) else math.nan
             if len(finite):
+                first_measured = first_measured or not guard.recent
                 guard.recent.append(mean)
             if learning and not name.startswith("kl/"):
                 guard.learn(finite)
@@ -169,6 +170,8 @@ class Guards:
         if self._seen == self._baseline_iterations:
             for guard in self._guards.values():
                 guard.complete()
+            self.write_baseline()
+        elif first_measured and not learning:  # a KL: its baseline needs no samples
             self.write_baseline()
         if alarms:
             self.alarms.append_all(iteration, [_line(alarm) for alarm in alarms])
@@ -235,7 +238,7 @@ class Guards:
         )
 
     def write_baseline(self) -> None:
-        """Write ``guards.json``; a guard without a baseline is left out."""
+        """Write ``guards.json``; a guard without a baseline or a value is left out."""
         guards = {
             name: {
                 "mean": guard.mean,
@@ -244,7 +247,7 @@ class Guards:
                 "quantiles": guard.quantiles,
             }
             for name, guard in self._guards.items()
-            if guard.count > 1
+            if guard.count > 1 and guard.recent
         }
         content = {
             "guards": guards,
