@@ -188,3 +188,21 @@ def sample(
         "failed": None,
         "components": {"travel": 2.0, "looks": reward},
     }
+
+
+def add_guards(run_dir: Path, kinds: Sequence[str]) -> None:
+    """Write guards of every stage that drift from 0 to 3.5 deviations, the first with alarms."""
+    path = run_dir / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    names = [f"{kind}/{stage}" for kind in kinds for stage in STAGES]
+    start = {"mean": 0.1234, "std": 0.0321, "threshold": 2.5, "quantiles": [-0.0123, 0.1, 0.2345]}
+    for line in lines:
+        drift = 3.5 * line["iteration"] / max(1, len(lines) - 1)
+        for name in names:
+            line |= {f"guard/{name}": 0.1234 + 0.0321 * drift, f"guard_z/{name}": drift}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    guards = {"guards": dict.fromkeys(names, start), "baseline_iterations": 1, "window": 1}
+    (run_dir / "guards.json").write_text(json.dumps(guards))
+    for iteration in range(2):
+        alarm = {"guard": names[0], "value": 0.2357, "deviations": 3.5, "action": "warn"}
+        append(run_dir / "guard_alarms.jsonl", {"iteration": iteration, **alarm})

@@ -2,14 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from tests.ablation.test_write import make_result
 from tests.evaluation.test_comparison import START, _candidate, _compare
 from tests.report.browser import look_at, needs_browser
-from tests.report.synthetic import Size, make_run
+from tests.report.synthetic import Size, add_guards, make_run
 from workflow_rl.ablation.write import write_all
+from workflow_rl.config.guards import GuardKind
 from workflow_rl.evaluation.comparison import ScoredCandidate
 from workflow_rl.report.build import build_report
 from workflow_rl.report.comparison import write_comparison
@@ -137,6 +139,15 @@ def test_every_part_of_the_report_fits(tmp_path: Path, width: int) -> None:
     shown = ("reward0.", "start_position", "diversity0.295", "candidate_number_1", "only_t2i")
     for text in shown:
         assert any(text in table for table in tables), (text, tables)
+
+
+def test_the_tables_of_guards_are_cards_on_a_phone(tmp_path: Path, width: int) -> None:
+    run = make_run(tmp_path / "run")
+    add_guards(run, get_args(GuardKind))
+    told = look_at(build_report(run), width, FITS)
+    assert (told["wide"], told["outside"], told["scrolled"]) == (0, [], 0)
+    guards = next(rows for rows in told["tables"] if "brightness/t2i2 alarms" in rows[0])
+    assert len(guards) == 2 * len(get_args(GuardKind))
 
 
 def _candidates(count: int) -> list[ScoredCandidate]:
