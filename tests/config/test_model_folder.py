@@ -115,6 +115,17 @@ def test_size_the_model_cannot_make(tmp_path: Path) -> None:
     )
 
 
+def test_one_frame_of_a_model_whose_first_frame_is_given(tmp_path: Path) -> None:
+    ltx, wan = _ltx_folder(tmp_path / "ltx"), _folder(tmp_path / "wan", WAN)
+    ti2v = {"model_index.json": {"_class_name": "WanPipeline", "expand_timesteps": True}}
+    says = "stages.x.num_frames is 1, but this model's first frame is the image that it is given"
+    for folder, fewest in ((ltx, 9), (_folder(tmp_path / "ti2v", WAN | ti2v), 5)):
+        message = _check(folder, task="i2v", num_frames=1)
+        assert says in message
+        assert message.endswith(f"use {fewest} or more")
+    assert check_model_folder(wan, "k", StageConfig(task="i2v", num_frames=1)).name == "wan"
+
+
 FLUX_DEV = {"transformer/config.json": {"guidance_embeds": True}}
 EXPERTS = {"boundary_ratio": 0.9, "transformer_2": WAN_TRANSFORMER}
 KLEIN = {"model_index.json": {"_class_name": "Flux2KleinPipeline", "is_distilled": True}}

@@ -10,6 +10,7 @@ import torch
 
 from tests.models.case import TRAINED, FamilyCase, roll_out, stage_policy
 from workflow_rl.card import ModelCard
+from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance, load_card
 from workflow_rl.loop.record import BehaviourRecord
 from workflow_rl.training.policy import StagePolicy
@@ -58,6 +59,13 @@ class GivenLatentsContract:
     """The tests."""
 
     case: ClassVar[FamilyCase]
+
+    def test_one_frame_would_be_the_given_image(self, instance: ModelInstance) -> None:
+        """Nothing would be sampled, and a run would train on nothing."""
+        fewest = instance.adapter.grid.frames + 1
+        with pytest.raises(UserError, match=rf"cannot make 1 frame, .* give {fewest} or more"):
+            instance.adapter.resolve(self.case.requests(num_frames=1)[0])
+        assert instance.adapter.resolve(self.case.requests(num_frames=fewest)[0])
 
     @pytest.mark.parametrize("amount", [100.0, math.inf])
     def test_what_is_predicted_for_given_latents_changes_no_record(

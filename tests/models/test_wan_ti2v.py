@@ -15,7 +15,6 @@ from tests.models.given_contract import GivenLatentsContract
 from tests.models.lora_contract import LoRAContract
 from tests.models.test_wan import stock_wan
 from tests.tiny_models.wan import save_wan_ti2v, uni_pc
-from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance
 from workflow_rl.models.common import collate
 
@@ -62,7 +61,3 @@ class TestWanTI2V(FamilyContract, LoRAContract, GivenLatentsContract):
         assert torch.equal(given[:, :, :1], batch["condition"])
         assert torch.equal(given[mask.expand_as(given)], latents[mask.expand_as(latents)])
         assert mask.expand_as(latents).float().mean() == pytest.approx(2 / 3)
-
-    def test_one_frame_would_be_the_given_image(self, instance: ModelInstance) -> None:
-        with pytest.raises(UserError, match=r"cannot make 1 frame, .* give 5 or more"):
-            instance.adapter.resolve(self.case.requests(num_frames=1)[0])

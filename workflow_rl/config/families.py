@@ -19,13 +19,20 @@ ReadJSON = Callable[[str], Mapping[str, Any]]
 class Grid:
     """What a model can make: multiples of ``height`` and ``width`` px, ``frames`` n + 1 frames.
 
-    ``largest`` bounds both sides, in px; None: nothing does.
+    ``largest`` bounds both sides, in px; None: nothing does. ``given_frame``: the first latent
+    frame is the given image, so that one frame alone would leave nothing to sample.
     """
 
     height: int
     width: int
     frames: int = 1
     largest: int | None = None
+    given_frame: bool = False
+
+    @property
+    def fewest_frames(self) -> int:
+        """The shortest video, in frames."""
+        return self.frames + 1 if self.given_frame else 1
 
 
 LORA_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
@@ -156,6 +163,7 @@ def _wan_grid(read: ReadJSON) -> Grid:
         height=max(WAN_MIN_MULTIPLE, spatial * patch_height),
         width=max(WAN_MIN_MULTIPLE, spatial * patch_width),
         frames=int(vae.get("scale_factor_temporal", 4)),
+        given_frame=bool(read("model_index.json").get("expand_timesteps")),
     )
 
 
@@ -204,7 +212,7 @@ def _ltx_grid(read: ReadJSON) -> Grid:
     spatial = vae.get("spatial_compression_ratio") or vae["patch_size"] * halvings
     temporal = vae.get("temporal_compression_ratio") or vae["patch_size_t"] * halvings
     size = math.lcm(LTX_MULTIPLE, spatial)
-    return Grid(size, size, temporal)
+    return Grid(size, size, temporal, given_frame=True)
 
 
 _LTX = Family(

@@ -155,6 +155,11 @@ def _check_size(grid: Grid, where: str, stage: StageConfig) -> None:
             f"{where}.num_frames is {stage.num_frames}, but this model makes {grid.frames}·n + 1 "
             f"frames; use {_nearest(stage.num_frames - 1, grid.frames) + 1}"
         )
+    if stage.num_frames is not None and stage.num_frames < grid.fewest_frames:
+        raise UserError(
+            f"{where}.num_frames is {stage.num_frames}, but this model's first frame is the image "
+            f"that it is given, so that it would make nothing; use {grid.fewest_frames} or more"
+        )
 
 
 def _nearest(value: int, step: int) -> int:

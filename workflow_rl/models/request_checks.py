@@ -38,10 +38,17 @@ def check_grid(card: ModelCard, params: DiffusionParams, grid: Grid, kind: Media
                 f"{card.model_id} cannot make {name} {size}: it has positions for {grid.largest} "
                 "pixels; give no more"
             )
+    if kind is not MediaKind.VIDEO:
+        return
     frames = params.num_frames
-    if kind is MediaKind.VIDEO and (frames is None or frames < 1 or (frames - 1) % grid.frames):
+    if frames is None or frames < 1 or (frames - 1) % grid.frames:
         raise UserError(
             f"{card.model_id} cannot make {frames} frames: give a multiple of {grid.frames} plus 1"
+        )
+    if frames < grid.fewest_frames:
+        raise UserError(
+            f"{card.model_id} cannot make {frames} frame, which would be the image it is given: "
+            f"give {grid.fewest_frames} or more"
         )
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from workflow_rl.errors import UserError
 from workflow_rl.models.common import Conditioning
 from workflow_rl.models.wan import WanAdapter
-from workflow_rl.request import DiffusionParams, Request
+from workflow_rl.request import DiffusionParams
 
 
 class WanTI2VAdapter(WanAdapter):
@@ -24,15 +23,6 @@ class WanTI2VAdapter(WanAdapter):
     """
 
     default_fps = 24.0
-
-    def resolve(self, request: Request) -> DiffusionParams:
-        params = super().resolve(request)
-        if params.num_frames == 1:
-            raise UserError(
-                f"{self.card.model_id} cannot make 1 frame, which would be the image it is given: "
-                f"give {self.grid.frames + 1} or more"
-            )
-        return params
 
     def first_frame_condition(
         self, images_BCHW: torch.Tensor, params: DiffusionParams
