@@ -167,7 +167,14 @@ def test_alpha_in_the_header(tmp_path: Path, metadata: str | None, expected: flo
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
-    [("{", "not JSON"), (json.dumps({"transformer.use_dora": True}), "uses use_dora")],
+    [
+        ("{", "not JSON"),
+        ("[]", "not a JSON object"),
+        (json.dumps({"transformer.use_dora": True}), "uses use_dora"),
+        (json.dumps({"transformer.lora_alpha": "6"}), "has the alpha '6', expected a number above"),
+        ('{"transformer.lora_alpha": NaN}', "has the alpha nan"),
+        (json.dumps({"transformer.lora_alpha": 0}), "has the alpha 0, expected"),
+    ],
 )
 def test_a_header_that_is_not_supported(tmp_path: Path, metadata: str, message: str) -> None:
     path = tmp_path / "my.safetensors"

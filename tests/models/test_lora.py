@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,10 @@ def test_alpha_tensors_scale_as_the_stock_pipeline_scales(
     save_file(tensors | alphas, tmp_path / LORA_FILE)
     with pytest.raises(UserError, match=r"has several alphas \(2, 3\)"):
         _adapted(card, init=tmp_path)
+    for bad in (torch.tensor(math.nan), torch.tensor(0.0), torch.ones(2)):
+        save_file(tensors | {key: bad.clone() for key in alphas}, tmp_path / LORA_FILE)
+        with pytest.raises(UserError, match=r"has the alpha .*, expected a number above 0"):
+            _adapted(card, init=tmp_path)
 
 
 def test_a_value_that_is_not_finite_is_refused(

@@ -4,6 +4,7 @@ Only the headers of safetensors files are read, so a fault shows before any weig
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,10 +243,27 @@ def _header_alpha(file: Path, metadata: Mapping[str, str], where: str) -> float 
         raise UserError(
             f"{where}: {file}: {METADATA} in its header is not JSON ({error}); save it again"
         ) from None
+    if not isinstance(adapter, dict):
+        raise UserError(
+            f"{where}: {file}: {METADATA} in its header is not a JSON object; save it again"
+        )
     for option in ("use_rslora", "use_dora", "lora_bias", "alpha_pattern", "rank_pattern"):
         if adapter.get(f"{PREFIX}{option}"):
             raise UserError(
                 f"{where}: {file} uses {option}, which is not supported; use a LoRA without it"
             )
     alpha = adapter.get(f"{PREFIX}lora_alpha")
-    return None if alpha is None else float(alpha)
+    return None if alpha is None else usable_alpha(alpha, f"{where}: {file}")
+
+
+def usable_alpha(alpha: object, what: str) -> float:
+    """Return the alpha of a LoRA file, which ``what`` names in messages.
+
+    Raises
+    ------
+    UserError
+        Unless it is a finite number above 0: the adapter would be NaN, or nothing that can train.
+    """
+    if isinstance(alpha, int | float) and math.isfinite(alpha) and alpha > 0:
+        return float(alpha)
+    raise UserError(f"{what} has the alpha {alpha!r}, expected a number above 0; save it again")

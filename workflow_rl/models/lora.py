@@ -13,7 +13,13 @@ from torch import nn
 from workflow_rl.card import ModelCard, read_model_index
 from workflow_rl.config.families import FAMILIES
 from workflow_rl.config.lora import LoRAConfig
-from workflow_rl.config.lora_file import LoRALayout, check_lora, lora_layout, module_of
+from workflow_rl.config.lora_file import (
+    LoRALayout,
+    check_lora,
+    lora_layout,
+    module_of,
+    usable_alpha,
+)
 from workflow_rl.errors import UserError, WorkflowRLError
 from workflow_rl.instance import ModelInstance
 
@@ -107,9 +113,14 @@ def alpha_of(layout: LoRALayout, start: Mapping[str, torch.Tensor], where: str) 
     Raises
     ------
     UserError
-        If the file that the adapters start from has several.
+        If the file that the adapters start from has several, or one that no adapter works with.
     """
-    alphas = [float(tensor) for key, tensor in start.items() if key.endswith(".alpha")]
+    what = f"{where}.init: {layout.file}"
+    alphas = [
+        usable_alpha(tensor.squeeze().tolist(), what)
+        for key, tensor in start.items()
+        if key.endswith(".alpha")
+    ]
     found = set(alphas)
     if 0 < len(alphas) < len(layout.modules):
         found.add(float(layout.rank))
@@ -117,7 +128,7 @@ def alpha_of(layout: LoRALayout, start: Mapping[str, torch.Tensor], where: str) 
         found.add(layout.alpha)
     if len(found) > 1:
         raise UserError(
-            f"{where}.init: {layout.file} has several alphas "
+            f"{what} has several alphas "
             f"({', '.join(f'{alpha:g}' for alpha in sorted(found))}); use a LoRA with one"
         )
     return found.pop() if found else float(layout.rank)
