@@ -162,6 +162,7 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(invoke: Invoke, folder: Pat
         (["--only", "nested", "stages.i2v.samples=1", "credit.rule=shared"], "left out here"),
         (["--devices", "0", "training.device=cuda:1"], "set it to null"),
         (["--devices", ","], "expected words with commas"),
+        (["training.device=gpu", "--dry-run"], "use one of these, or null for the first"),
         (["--output", "prompts.txt"], "is a file"),
         (["--output", "a_run"], "is the directory of a run"),
         (["--output", "taken"], "files that are no run's"),

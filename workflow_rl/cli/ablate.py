@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workflow_rl.ablation.commits import keep_commits
-from workflow_rl.cli.preflight import check_inputs, check_rewards_import, with_commits
+from workflow_rl.cli.arguments import ConfigArgument, OverridesArgument
+from workflow_rl.cli.preflight import (
+    check_hardware,
+    check_inputs,
+    check_rewards_import,
+    with_commits,
+)
 from workflow_rl.cli.train import STOPPED_EXIT_CODE
 from workflow_rl.config import RunConfig, load_config
 from workflow_rl.config.run_dir import RUN_FILE, locked_run_dir
@@ -27,48 +34,53 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 
 
+SeedsOption = Annotated[
+    str, typer.Option("--seeds", help="A number of seeds, 3 for 0, 1 and 2; or a list: 0,1,5 or 7,")
+]
+OnlyOption = Annotated[
+    str | None,
+    typer.Option("--only", metavar="NAMES", help="Train these variants only: nested,shared"),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, help="Trainings at once; default: one, or one per device."),
+]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option("--devices", help="GPUs to train on, in turns: 0,1 (CUDA_VISIBLE_DEVICES)."),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Directory of the ablation; default: OUTPUT_DIR-ablation."),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")
+]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace runs of another configuration.")
+]
+
+
+@dataclass(frozen=True)
+class _Ablation:
+    """What there is to train: ``jobs`` are the runs of all variants, of which some are chosen."""
+
+    variants: Variants
+    jobs: Sequence[Job]
+    chosen: Sequence[Job]
+    out: Path
+
+
 def ablate(
-    config_path: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="Configuration in YAML.", show_default=False)
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Changes to the configuration: dotted key, value in YAML.",
-            show_default=False,
-        ),
-    ] = None,
-    seeds: Annotated[
-        str,
-        typer.Option("--seeds", help="A number of seeds, 3 for 0, 1 and 2; or a list: 0,1,5 or 7,"),
-    ] = "3",
-    only: Annotated[
-        str | None,
-        typer.Option("--only", metavar="NAMES", help="Train these variants only: nested,shared"),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs", "-j", min=1, help="Trainings at once; default: one, or one per device."
-        ),
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option("--devices", help="GPUs to train on, in turns: 0,1 (CUDA_VISIBLE_DEVICES)."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Directory of the ablation; default: OUTPUT_DIR-ablation."
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace runs of another configuration.")
-    ] = False,
+    config_path: ConfigArgument,
+    overrides: OverridesArgument = None,
+    seeds: SeedsOption = "3",
+    only: OnlyOption = None,
+    jobs: JobsOption = None,
+    devices: DevicesOption = None,
+    output: OutputOption = None,
+    dry_run: DryRunOption = False,
+    overwrite: OverwriteOption = False,
 ) -> None:
     """Train a configuration's controls, and compare them at equal numbers of videos.
 
@@ -88,34 +100,46 @@ def ablate(
     ablation.md, .html, .json and .svg hold the result. Exit code 1: a run failed, the runs were
     not equal, or a weight moved under the constant reward.
     """
-    if any(override.partition("=")[0] == "seed" for override in overrides or ()):
-        raise UserError("seed is set for each run here; give --seeds instead, such as --seeds 3")
-    config = load_config(config_path, overrides or [])
-    out = output or config.output_dir.with_name(f"{config.output_dir.name}-ablation")
-    config = keep_commits(config, out)
+    numbers = parse_seeds(seeds)
+    config, out = _load(config_path, overrides or [], output)
+    slots = make_slots(jobs, parse_devices(devices, config))
+    check_hardware(config)
     check_inputs(config)
     config = with_commits(config)
-    numbers = parse_seeds(seeds)
-    slots = make_slots(jobs, parse_devices(devices, config))
+
+    from workflow_rl.ablation.jobs import check_jobs
+    from workflow_rl.cli.ablate_view import show_plan
+
+    ablation = _plan(config, numbers, only, out)
+    check_jobs(ablation.chosen, overwrite=overwrite)
+    if not dry_run:
+        check_rewards_import(config)
+    show_plan(ablation.chosen, ablation.variants.left_out, slots=len(slots), out=out)
+    if not dry_run:
+        _run(ablation, slots)
+
+
+def _load(path: Path, overrides: Sequence[str], output: Path | None) -> tuple[RunConfig, Path]:
+    """Return the configuration and the directory of its ablation."""
+    if any(override.partition("=")[0] == "seed" for override in overrides):
+        raise UserError("seed is set for each run here; give --seeds instead, such as --seeds 3")
+    config = load_config(path, overrides)
+    out = output or config.output_dir.with_name(f"{config.output_dir.name}-ablation")
     if out.is_file() or (out / RUN_FILE).is_file():
         what = "a file" if out.is_file() else "the directory of a run"
         raise UserError(f"{out} is {what}; give another directory with --output")
+    return keep_commits(config, out), out
 
-    from workflow_rl.ablation.jobs import check_jobs, make_jobs
+
+def _plan(config: RunConfig, seeds: Sequence[int], only: str | None, out: Path) -> _Ablation:
+    """Return the runs of every variant and seed."""
+    from workflow_rl.ablation.jobs import make_jobs
     from workflow_rl.ablation.variants import build_variants
-    from workflow_rl.cli.ablate_view import show_plan
 
     variants = build_variants(config)
     wanted = variants.select(None if only is None else split_list(only, "--only"))
-    all_jobs = make_jobs(variants, numbers, out)
-    chosen = [job for job in all_jobs if job.variant in wanted]
-    check_jobs(chosen, overwrite=overwrite)
-    if not dry_run:
-        check_rewards_import(config)
-    show_plan(chosen, variants.left_out, slots=len(slots), out=out)
-    if dry_run:
-        return
-    _run(variants, all_jobs, chosen, slots, out)
+    jobs = make_jobs(variants, seeds, out)
+    return _Ablation(variants, jobs, [job for job in jobs if job.variant in wanted], out)
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -186,13 +210,7 @@ def make_slots(jobs: int | None, devices: Sequence[str]) -> list[dict[str, str]]
     return slots
 
 
-def _run(
-    variants: Variants,
-    all_jobs: Sequence[Job],
-    chosen: Sequence[Job],
-    slots: Sequence[dict[str, str]],
-    out: Path,
-) -> None:
+def _run(ablation: _Ablation, slots: Sequence[dict[str, str]]) -> None:
     """Train what is not finished, then write and show the result."""
     from workflow_rl.ablation.jobs import fault_at_end, is_finished, keep_fault_at_end
     from workflow_rl.ablation.results import collect
@@ -201,15 +219,16 @@ def _run(
     from workflow_rl.cli.ablate_result import show_result
     from workflow_rl.cli.ablate_view import showing_jobs
 
+    variants, chosen, out = ablation.variants, ablation.chosen, ablation.out
     out.mkdir(parents=True, exist_ok=True)
     todo = [job for job in chosen if not is_finished(job) or fault_at_end(job)]
     with locked_run_dir(out), showing_jobs() as display:
         outcomes = run_jobs(todo, slots, worker_command, display)
-        earlier = {j.name: fault_at_end(j) for j in all_jobs if j.name not in outcomes}
+        earlier = {j.name: fault_at_end(j) for j in ablation.jobs if j.name not in outcomes}
         reasons = {name: reason for name, reason in earlier.items() if reason}
         reasons |= {name: o.reason for name, o in outcomes.items() if o.state == "failed"}
         result = collect(
-            all_jobs,
+            ablation.jobs,
             list(dict.fromkeys(job.variant for job in chosen)),
             {variant.name: variant.what for variant in variants.variants},
             reasons,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from workflow_rl.cli.arguments import ConfigArgument, OverridesArgument
 from workflow_rl.cli.preflight import read_prompts
 from workflow_rl.config import RunConfig, load_config
 from workflow_rl.embedded.folders import EMBEDDED_FOLDERS
@@ -27,17 +28,8 @@ FILLED_BY_CARDS = ("guidance_scale", "height", "width", "num_frames", "max_seque
 
 
 def plan(
-    config_path: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="Configuration in YAML.", show_default=False)
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Changes to the configuration: dotted key, value in YAML.",
-            show_default=False,
-        ),
-    ] = None,
+    config_path: ConfigArgument,
+    overrides: OverridesArgument = None,
     gpus: Annotated[int, typer.Option("--gpus", help="GPUs, each with the whole chain.")] = 1,
     gpu_memory: Annotated[
         float, typer.Option("--gpu-memory", help="Memory of a GPU in GB (10⁹ bytes).")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from workflow_rl.cli.arguments import OverridesArgument
 from workflow_rl.config.loader import load_rewards
 from workflow_rl.rewards.registry import spec_from_mapping
 
@@ -18,14 +19,7 @@ def reward_server(
             show_default=False,
         ),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Changes to the configuration: dotted key, value in YAML.",
-            show_default=False,
-        ),
-    ] = None,
+    overrides: OverridesArgument = None,
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on; 0.0.0.0 is all of them.")
     ] = "127.0.0.1",

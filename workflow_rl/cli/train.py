@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from workflow_rl.cli.arguments import ConfigArgument, OverridesArgument
 from workflow_rl.cli.preflight import (
     check_hardware,
     check_inputs,
@@ -27,17 +28,8 @@ STOPPED_EXIT_CODE = 130
 
 
 def train(
-    config_path: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="Configuration in YAML.", show_default=False)
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Changes to the configuration: dotted key, value in YAML.",
-            show_default=False,
-        ),
-    ] = None,
+    config_path: ConfigArgument,
+    overrides: OverridesArgument = None,
     dry_run: Annotated[
         bool,
         typer.Option(
