@@ -25,7 +25,10 @@ WAN_I2V = "WanImageToVideoPipeline"
 WAN_TRANSFORMER = ["diffusers", "WanTransformer3DModel"]
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
 """A whole safetensors file."""
-SECOND = {"transformer_2/diffusion_pytorch_model.safetensors": NO_TENSORS}
+SECOND = {
+    "transformer_2/diffusion_pytorch_model.safetensors": NO_TENSORS,
+    "transformer_2/config.json": {},
+}
 
 
 def _folder(path: Path, files: dict[str, Any]) -> Path:
@@ -99,6 +102,21 @@ def _ltx_folder(path: Path, pipeline: str = "LTXPipeline") -> Path:
     vae = {"spatio_temporal_scaling": [True] * 3, "patch_size": 4, "patch_size_t": 1}
     files = {"model_index.json": {"_class_name": pipeline}, "vae/config.json": vae}
     return _folder(path, files)
+
+
+@pytest.mark.parametrize(
+    ("files", "file", "lacks"),
+    [
+        (FLUX | FLUX_VAE, "vae/config.json", "block_out_channels"),
+        (WAN, "transformer/config.json", "patch_size"),
+    ],
+)
+def test_a_key_that_a_file_lacks(
+    tmp_path: Path, files: dict[str, Any], file: str, lacks: str
+) -> None:
+    task = "t2i" if files["model_index.json"] == FLUX["model_index.json"] else "i2v"
+    message = _check(_folder(tmp_path, files | {file: {}}), task=task)
+    assert f"{file} has no '{lacks}'; download the model again" in message
 
 
 def test_size_the_model_cannot_make(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def check_inputs(config: RunConfig) -> None:
     _check_reward_media(config)
     _check_loggers(config)
     check_stages(config.stages)
+    _check_evaluation_steps(config)
     for records in (prompts, eval_prompts):
         check_frames(config.stages, [r.first_frame for r in records if r.first_frame is not None])
 
@@ -85,6 +86,19 @@ def with_commits(config: RunConfig) -> RunConfig:
     """Return a checked configuration with the commit that each hub id was fetched at."""
     stages = {name: pinned(s, f"stages.{name}.model") for name, s in config.stages.items()}
     return config.model_copy(update={"stages": stages})
+
+
+def _check_evaluation_steps(config: RunConfig) -> None:
+    steps = config.evaluation.num_inference_steps
+    if steps is None:
+        return
+    for name, stage in config.stages.items():
+        try:
+            check_stage_model(name, stage.model_copy(update={"num_inference_steps": steps}))
+        except UserError as error:
+            raise UserError(
+                f"evaluation.num_inference_steps is {steps} for every stage: {error}"
+            ) from None
 
 
 def _check_loggers(config: RunConfig) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workflow_rl.config.families import ReadJSON
 from workflow_rl.config.weight_files import AGAIN, WeightFiles, check_weight_files
 from workflow_rl.errors import UserError
 
@@ -82,6 +83,38 @@ def check_libraries(index: Mapping[str, Any], source: str) -> None:
                 f"{source} names a {entry[1]} of the library {entry[0]!r} for its {name} in "
                 f"model_index.json, but components are loaded from {' and '.join(LIBRARIES)} "
                 f"alone; save the model with a {name} of one of these, or download it again"
+            )
+
+
+def check_plain_weights(index: Mapping[str, Any], read: ReadJSON, source: str) -> None:
+    """Check that no component's weights are quantised, by its ``config.json``.
+
+    The libraries would need packages and devices of their own for them, and a merged LoRA or a
+    trained weight has no place in them.
+
+    Parameters
+    ----------
+    index
+        A parsed ``model_index.json``.
+    read
+        Returns a JSON file of the folder.
+    source
+        Where they are from, for messages.
+
+    Raises
+    ------
+    UserError
+        At the first that is.
+    """
+    for name, entry in index.items():
+        if not _is_component(entry) or _needed(str(entry[1])) is not None:
+            continue
+        quantised = read(f"{name}/config.json").get("quantization_config")
+        if quantised:
+            method = quantised.get("quant_method", "an unnamed method")
+            raise UserError(
+                f"{source} has a quantised {name} ({method}), which is not supported; use the "
+                "model with plain weights, and dtype: bfloat16 where memory is short"
             )
 
 

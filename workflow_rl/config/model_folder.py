@@ -5,7 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workflow_rl.config.component_files import check_components, check_libraries
+from workflow_rl.config.component_files import (
+    check_components,
+    check_libraries,
+    check_plain_weights,
+)
 from workflow_rl.config.families import FAMILIES, Family, Grid, ReadJSON
 from workflow_rl.config.guidance import check_stage_guidance
 from workflow_rl.config.lora_file import check_lora
@@ -75,6 +79,7 @@ def check_model_json(read: ReadJSON, source: str, key: str, stage: StageConfig) 
     UserError
         As `check_model_folder`.
     """
+    read = _telling(read, f"{key}: {source}")
     index = read("model_index.json")
     pipeline = index.get("_class_name")
     family = FAMILIES.get(str(pipeline))
@@ -93,8 +98,10 @@ def check_model_json(read: ReadJSON, source: str, key: str, stage: StageConfig) 
         raise UserError(f"{key}: {source} is {refusal}")
     check_libraries(index, f"{key}: {source}")
     _check_parts(index, family.parts(read), source, key)
+    check_plain_weights(index, read, f"{key}: {source}")
     where = key.removesuffix(".model")
     _check_size(family.grid(read), where, stage)
+    _check_steps(read, where, stage)
     _check_inputs(family, where, stage)
     check_stage_guidance(
         where,
@@ -162,8 +169,36 @@ def _check_size(grid: Grid, where: str, stage: StageConfig) -> None:
         )
 
 
+def _check_steps(read: ReadJSON, where: str, stage: StageConfig) -> None:
+    """Refuse one step of a stretched schedule: the stock scheduler divides 0 by 0."""
+    if stage.num_inference_steps > 1:
+        return
+    terminal = read("scheduler/scheduler_config.json").get("shift_terminal")
+    if terminal:
+        raise UserError(
+            f"{where}.num_inference_steps is {stage.num_inference_steps}, but this model's "
+            f"scheduler stretches the steps to end at {terminal} (shift_terminal); use 2 or more"
+        )
+
+
 def _nearest(value: int, step: int) -> int:
     return max(step, round(value / step) * step)
+
+
+class _Parsed(dict[str, Any]):
+    """A parsed JSON file; one that lacks a key it is asked for is told to the user."""
+
+    def __init__(self, content: Mapping[str, Any], source: str) -> None:
+        super().__init__(content)
+        self._source = source
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(f"{self._source} has no {name!r}; download the model again")
+
+
+def _telling(read: ReadJSON, source: str) -> ReadJSON:
+    """Return ``read`` with files that say what they lack."""
+    return lambda path: _Parsed(read(path), f"{source}/{path}")
 
 
 def _read_json(path: Path, key: str) -> dict[str, Any]:
