@@ -136,6 +136,11 @@ def test_a_time_limit_keeps_what_was_answered_before(server: Busy) -> None:
     assert result.failures == {3: "timed out after 1 s"}
 
 
+def test_a_time_limit_is_that_of_pairs_too(server: Busy) -> None:
+    result = score_safely(server.pairwise(), groups(1, 3), timeout_s=0.5)
+    assert result.failures == dict.fromkeys(range(3), "timed out after 0.5 s")
+
+
 def test_an_answer_that_drips_in_has_no_longer(server: Busy) -> None:
     """Each byte is in time for the client; all of them are not."""
     judge = server.judge(request_timeout_s=WAIT_S)

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,6 +125,59 @@ def test_prose_leaves_a_comparison_out_and_too_much_of_it_fails_the_sample(
     assert "did not answer" in result.failures[0]
     assert result.components["quality"][0].isnan()
     assert result.scores[1:].tolist() == pytest.approx([0.0, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_answer_of_two_is_no_comparison_whichever_is_missing(
+    server: Server, place: int
+) -> None:
+    def reply(request: dict[str, Any]) -> object:
+        pair = brightness(request)
+        if pair[place] == min(pair):
+            return completion("both are lovely")
+        return completion(json.dumps({"quality": 1 if pair[0] > pair[1] else 2}))
+
+    server.reply = reply
+    result = score_safely(judge(server), samples(0.2, 0.8))
+    assert result.scores.isnan().all()
+    for row in (0, 1):
+        assert "fewer than half of its comparisons succeeded: Value" in result.failures[row]
+
+
+def test_samples_of_two_groups_are_not_compared(server: Server) -> None:
+    server.reply = answers(lambda first, second: 1 if first > second else 2)
+    batch = replace(samples(0.2, 0.4, 0.6, 0.8), group_ids=["b", "a", "a", "b"])
+    assert score_safely(judge(server), batch).scores.tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert len(server.requests) == 4
+
+
+def test_called_as_a_function_it_connects_first(server: Server) -> None:
+    server.reply = answers(lambda first, second: 1 if first > second else 2)
+    assert judge(server)(samples(0.2, 0.8)).scores.tolist() == [0.0, 1.0]
+
+
+def test_every_setting_is_that_of_the_judge_that_it_asks() -> None:
+    settings: dict[str, Any] = {
+        "model": "m",
+        "base_url": "http://there/v1",
+        "method": "average",
+        "samples": 3,
+        "temperature": 0.25,
+        "frames": 5,
+        "max_side": 96,
+        "rubric": "Which of {lowest} and {highest}?",
+        "api_key_env": "MY_KEY",
+        "retries": 7,
+        "request_timeout_s": 1.5,
+        "use_proxy": True,
+        "extra_body": {"top_k": 1},
+    }
+    made = PairwiseVlmJudge(**settings, criteria=ONE, concurrency=3).judge
+    assert {name: getattr(made, name) for name in settings} == settings
+    assert made.criteria == ONE
+    default = PairwiseVlmJudge(model="m").judge
+    assert list(default.criteria) == ["alignment", "quality", "motion"]
+    assert "You compare two" in default.rubric
 
 
 def test_a_server_that_fails_fails_all_and_turns_nothing_into_a_score(server: Server) -> None:
