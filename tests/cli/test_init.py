@@ -1,5 +1,8 @@
 """What ships can be had without the repository, and runs where it is written."""
 
+import errno
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,36 @@ def test_where_it_cannot_be_written_is_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     assert "cannot be written" in invoke("init", "file/below").one_line_error()
+    assert "cannot be written" in invoke("init", "file").one_line_error()
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the same command does it once there is room."""
+    monkeypatch.chdir(tmp_path)
+    copy, room = shutil.copyfile, 40
+
+    def copy_while_there_is_room(source: Path, target: Path) -> Path:
+        nonlocal room
+        room -= 1
+        if room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(target))
+        return copy(source, target)
+
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "copyfile", copy_while_there_is_room)
+        result = invoke("init", "mine")
+    assert room < 0
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: cannot write " + str(tmp_path / "mine"))
+    assert result.stderr.endswith("make room and run the same command again\n")
+    assert list(tmp_path.iterdir()) == []
+    assert invoke("init", "mine").exit_code == 0
+
+
+def test_the_next_command_can_be_pasted(invoke: Invoke, tmp_path: Path) -> None:
+    assert f"cd '{tmp_path}/my work' && " in invoke("init", tmp_path / "my work").stdout
 
 
 def test_a_configuration_that_is_not_there_is_pointed_to_it(

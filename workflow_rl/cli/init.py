@@ -1,6 +1,8 @@
 """``workflow-rl init``."""
 
+import shlex
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +10,7 @@ import typer
 
 import workflow_rl
 from workflow_rl.errors import UserError
+from workflow_rl.evaluation.output_folder import whole_folder
 
 FOLDERS = ("configs", "examples")
 
@@ -36,20 +39,27 @@ def init(
                 f"{target / name} is there already and is left as it is; give another folder: "
                 "workflow-rl init FOLDER"
             )
-    source = shipped_folder()
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        for name in FOLDERS:
-            shutil.copytree(
-                source / name, target / name, ignore=shutil.ignore_patterns("__pycache__")
-            )
-    except OSError as error:
-        reason = error.strerror or "the disk refuses"
-        raise UserError(f"{target} cannot be written ({reason}); give another folder") from None
+        with ExitStack() as all_or_none:
+            for name in FOLDERS:
+                folder = all_or_none.enter_context(whole_folder(target / name))
+                _copy(shipped_folder() / name, folder)
+    except (PermissionError, FileExistsError, NotADirectoryError) as error:
+        raise UserError(
+            f"{target} cannot be written ({error.strerror}); give another folder"
+        ) from None
     for path in sorted((target / "configs").glob("*.yaml")):
         typer.echo(path)
-    where = "" if target == Path() else f"cd {target} && "
+    where = "" if target == Path() else f"cd {shlex.quote(str(target))} && "
     typer.echo(f"next: {where}workflow-rl train configs/quickstart.yaml")
+
+
+def _copy(source: Path, target: Path) -> None:
+    for path in source.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            copy = target / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
 
 
 def shipped_folder() -> Path:

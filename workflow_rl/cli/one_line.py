@@ -78,7 +78,9 @@ def errors_in_one_line(called: str) -> Iterator[None]:
     except OSError as error:  # FFmpeg's are some too
         if error.errno not in DISK_REFUSES:
             raise
-        what = f"cannot write {error.filename or 'a file'}: {error.strerror}"
+        # Where a file is copied or renamed, the second name is the one to write.
+        path = error.filename2 or error.filename or "a file"
+        what = f"cannot write {path}: {error.strerror}"
         typer.echo(f"error: {what}; {DISK_REFUSES[error.errno]}", err=True)
         raise typer.Exit(STOPPED_ON_PURPOSE_EXIT_CODE) from None
 
