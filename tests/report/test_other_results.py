@@ -13,6 +13,7 @@ from workflow_rl.ablation.results import collect
 from workflow_rl.ablation.tables import interval
 from workflow_rl.ablation.variants import build_variants
 from workflow_rl.ablation.write import write_all
+from workflow_rl.evaluation.output_folder import MARK, whole_folder
 from workflow_rl.report.build import build_report
 from workflow_rl.report.other_results import other_results
 
@@ -57,6 +58,14 @@ def test_a_run_without_other_results_says_nothing_of_them(tmp_path: Path) -> Non
     run = make_run(tmp_path / "run")
     assert other_results(run) == []
     assert 'id="others"' not in build_report(run).read_text()
+
+
+def test_a_half_of_an_evaluation_is_not_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with whole_folder(run / "evaluations" / "a_vs_b") as half:
+        (half / MARK).write_text("{}")
+        assert other_results(run) == []
+    assert [other.title for other in other_results(run)] == ["Evaluation a_vs_b"]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"baseline": "a", "prompts": 3}'])

@@ -16,6 +16,7 @@ from workflow_rl.report.embed import MEGABYTE, Embedder
 from workflow_rl.report.intervals import Statistics
 from workflow_rl.report.numbers import credit, number, percent, signed
 from workflow_rl.report.other_results import OtherResult, other_results
+from workflow_rl.report.pair_cells import MEASURE_HEADS
 from workflow_rl.report.run_data import RunData, read_run
 from workflow_rl.report.views import (
     effects,
@@ -117,7 +118,7 @@ def _sections(run: RunData, embed: Embedder) -> dict[str, Any]:
         "contribution_charts": rewards.contribution_charts(run),
         "measure_charts": evaluation.measure_charts(run, statistics),
         "effects": effects.effects(run, statistics),
-        "effect_heads": effects.HEADS,
+        "effect_heads": MEASURE_HEADS,
         "pairs": pairs,
         "gallery": gallery(run, embed),
         "guards": guards.guard_views(run),

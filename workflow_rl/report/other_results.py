@@ -14,13 +14,12 @@ from urllib.parse import quote
 from workflow_rl.evaluation.output_folder import EVALUATIONS, MARK
 from workflow_rl.evaluation.statistics import Interval, PairedComparison
 from workflow_rl.report.numbers import number, percent, signed
-from workflow_rl.report.pair_cells import pair_cells, with_ends
+from workflow_rl.report.pair_cells import MEASURE_HEADS, pair_cells, with_ends
 
 ABLATION = "ablation.json"
 MOST_ROWS = 8
 View = Callable[[Mapping[str, Any]], tuple[str, list[str], list[list[str]]]]
 """Returns a note, the heads and the rows of what a file holds."""
-PAIR = ["before", "after", "difference", "higher", "effect", "pairs"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ def other_results(run_dir: Path) -> list[OtherResult]:
     told as such.
     """
     run_dir = run_dir.resolve()
-    folders = [path.parent for path in sorted((run_dir / EVALUATIONS).glob(f"*/{MARK}"))]
+    # A name with a dot before it is of an evaluation that is still being written.
+    folders = [path.parent for path in sorted((run_dir / EVALUATIONS).glob(f"[!.]*/{MARK}"))]
     found = [_read(folder / MARK, run_dir, _evaluation) for folder in folders]
     places = [run_dir.parent.parent, run_dir.with_name(f"{run_dir.name}-ablation")]
     found += [
@@ -89,7 +89,7 @@ def _evaluation(content: Mapping[str, Any]) -> tuple[str, list[str], list[list[s
         f"Against {base}, on {len(content['prompts'])} samples of {prompts} prompts, with "
         f"{percent(content['confidence'])} intervals."
     )
-    return note, ["measure", *PAIR], rows
+    return note, list(MEASURE_HEADS), rows
 
 
 def _ablation(content: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:

@@ -11,6 +11,8 @@ from workflow_rl.report.numbers import number, percent, signed
 
 PAIR_HEADS = ("difference", "higher", "effect", "pairs")
 """Heads of what `pair_cells` writes after the two means."""
+MEASURE_HEADS = ("measure", "before", "after", *PAIR_HEADS)
+"""Heads of a table with a measure in each row."""
 
 
 def pair_cells(pair: PairedComparison) -> list[str]:

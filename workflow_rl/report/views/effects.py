@@ -11,12 +11,11 @@ from markupsafe import Markup
 from workflow_rl.evaluation.statistics import PairedComparison
 from workflow_rl.report.forest import draw_forest
 from workflow_rl.report.intervals import Statistics
-from workflow_rl.report.pair_cells import PAIR_HEADS, pair_bar, pair_cells
+from workflow_rl.report.pair_cells import pair_bar, pair_cells
 from workflow_rl.report.run_data import EvaluationRecord, RunData
 from workflow_rl.report.views.evaluation import first_and_last, measure_names
 from workflow_rl.report.views.rewards import reward_weights, term_of
 
-HEADS = ["measure", "before", "after", *PAIR_HEADS]
 REWARD = "reward"
 ONE_SEED = "Not measured: it needs two seeds of a prompt, evaluation.seeds_per_prompt: 2 or more."
 NOT_KEPT = "Not measured in these evaluations; workflow-rl evaluate measures it."
