@@ -91,6 +91,19 @@ def test_train_with_more_iterations_is_pointed_to_resume(load_with: LoadWith, ru
         check_new_run_dir(load_with(f"output_dir={run}", *MORE))
     with pytest.raises(UserError, match="was left by another configuration"):
         check_new_run_dir(load_with(f"output_dir={run}", *MORE, "seed=9"))
+    with pytest.raises(UserError, match=r"with 4 iterations; end it sooner, at 2 with `workflow"):
+        check_new_run_dir(load_with(f"output_dir={run}", "training.iterations=2"))
+
+
+@pytest.mark.parametrize("left", ["key_of_another_version: 1\n", "stages: [", None])
+def test_train_into_a_run_that_cannot_be_read_tells_of_the_directory(
+    load_with: LoadWith, run: Path, left: str | None
+) -> None:
+    (run / "config.yaml").unlink()
+    if left is not None:
+        (run / "config.yaml").write_text(left)
+    with pytest.raises(UserError, match="was left by another configuration"):
+        check_new_run_dir(load_with(f"output_dir={run}", *MORE))
 
 
 def test_what_was_made_of_the_shorter_run_is_not_taken_for_the_end(run: Path) -> None:
@@ -110,3 +123,15 @@ def test_what_was_made_of_the_shorter_run_is_not_taken_for_the_end(run: Path) ->
     }
     assert (run / "export_after_4" / "i2v-lora").is_dir()
     assert json.loads((run / "run.json").read_text())["versions"], "what it began with stays"
+
+
+def test_what_was_set_aside_before_stays(run: Path) -> None:
+    """Lengthened twice with nothing trained in between: evaluations may have taken hours."""
+    for iterations in (9, 12, 15):
+        (run / "report.html").write_text(str(iterations))
+        (run / "evaluations" / str(iterations)).mkdir(parents=True)
+        longer = load_run_to_go_on(run, [f"training.iterations={iterations}"], done=4)
+        record_iterations(longer, 4)
+    for name, iterations in (("after_4", 9), ("after_4_2", 12), ("after_4_3", 15)):
+        assert (run / f"report_{name}.html").read_text() == str(iterations)
+        assert (run / f"evaluations_{name}" / str(iterations)).is_dir()

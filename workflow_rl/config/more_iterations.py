@@ -5,8 +5,8 @@ learning rate that falls until the end: without one, a run of 4 iterations that 
 run of 6.
 """
 
+import itertools
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -93,10 +93,11 @@ def record_iterations(config: RunConfig, done: int) -> str | None:
 
 
 def _set_aside(path: Path, done: int) -> Path | None:
-    """Give what is at ``path`` a name that says how far the run was; return it."""
+    """Give what is at ``path`` a free name that says how far the run was; return it."""
     if not path.exists():
         return None
     aside = path.with_name(f"{path.stem}_after_{done}{path.suffix}")
-    if aside.is_dir():
-        shutil.rmtree(aside)  # of the same weights, from before the run was last lengthened
+    number = itertools.count(2)
+    while aside.exists():
+        aside = path.with_name(f"{path.stem}_after_{done}_{next(number)}{path.suffix}")
     return path.rename(aside)

@@ -59,7 +59,7 @@ def check_new_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
     if overwrite:
         return
     if read_fingerprint(run_dir) not in config.fingerprints():
-        _check_only_longer(config)
+        _check_other_length(config)
         raise UserError(
             f"output_dir {run_dir} was left by another configuration; give another with "
             "output_dir=PATH, or replace that run with --overwrite"
@@ -70,19 +70,20 @@ def check_new_run_dir(config: RunConfig, *, overwrite: bool = False) -> None:
     )
 
 
-def _check_only_longer(config: RunConfig) -> None:
+def _check_other_length(config: RunConfig) -> None:
     """Raise a UserError if the earlier run differs in its number of iterations alone."""
-    run_dir = config.output_dir
-    path = run_dir / CONFIG_FILE
-    if not path.is_file():
+    run_dir, wanted = config.output_dir, config.training.iterations
+    try:
+        begun = load_config(run_dir / CONFIG_FILE).training.iterations
+    except UserError:  # a file that is gone, damaged or of another version: no run of this one
         return
-    begun = load_config(path).training.iterations
     training = config.training.model_copy(update={"iterations": begun})
     if read_fingerprint(run_dir) in config.model_copy(update={"training": training}).fingerprints():
+        mend = "go on to" if wanted > begun else "end it sooner, at"
         raise UserError(
-            f"output_dir {run_dir} already holds this run with {begun} iterations; go on to "
-            f"{config.training.iterations} with `workflow-rl resume {run_dir} {ITERATIONS}="
-            f"{config.training.iterations}`, or start anew with --overwrite"
+            f"output_dir {run_dir} already holds this run with {begun} iterations; {mend} {wanted} "
+            f"with `workflow-rl resume {run_dir} {ITERATIONS}={wanted}`, or start anew with "
+            "--overwrite"
         )
 
 
