@@ -90,9 +90,10 @@ def _usage_line(error: _Usage, called: str) -> str:
     command = called if error.ctx is None else error.ctx.command_path
     fault = _joined(error.format_message()).rstrip(".")
     if error.ctx is not None and isinstance(error, _NoSuchOption):
-        options = [o for p in error.ctx.command.params for o in p.opts if o.startswith("-")]
+        known = [o for p in error.ctx.command.params for o in p.opts if o.startswith("-")]
+        known += error.ctx.help_option_names
         near = error.possibilities
-        mend = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(options)}"
+        mend = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}"
         return f"{command} has no option {error.option_name}; {mend}"
     missing = error.param if isinstance(error, _MissingParameter) else None
     if error.ctx is not None and isinstance(missing, TyperArgument):
