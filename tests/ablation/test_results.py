@@ -137,6 +137,8 @@ def _a_line_without_samples(run_dir: Path) -> None:
 def _fewer_prompts_after_a_stop(run_dir: Path) -> None:
     def halve(line: dict[str, Any]) -> None:
         line |= {name: line[name][:4] for name in ("prompts", "seeds", "scores")}
+        for measures in (line["components"], line.get("extra", {})):
+            measures |= {name: values[:4] for name, values in measures.items()}
 
     _change_last(run_dir / "evaluations.jsonl", halve)
 

@@ -215,6 +215,25 @@ def test_no_run_is_a_one_line_fault_and_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("evaluations.jsonl", '{"iteration": 0, "prompts": [], "seeds": []}\n'),
+        ("evaluations.jsonl", '{"iteration": 0, "prompts": [], "seeds": [0], "scores": [1.0]}\n'),
+        ("evaluations.jsonl", '{"iteration": 0, "prompts": [], "seeds": [], "scores": null}\n'),
+        ("rollouts/iteration_00000004.json", '{"iteration": 4}'),
+        ("rollouts/iteration_00000004.json", "{"),
+        ("guards.json", '{"guards": []}'),
+    ],
+)
+def test_a_file_of_another_form_is_named(tmp_path: Path, name: str, content: str) -> None:
+    run_dir = make_run(tmp_path / "run")
+    (run_dir / name).write_text(content)
+    with pytest.raises(UserError, match=rf"{name}.* restore what the run wrote") as told:
+        build_report(run_dir)
+    assert "\n" not in str(told.value)
+
+
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run")
     path = run_dir / "metrics.jsonl"

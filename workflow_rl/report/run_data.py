@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from workflow_rl.config.run import RunConfig
 from workflow_rl.config.run_dir import CONFIG_FILE, RUN_FILE, load_run_config
 from workflow_rl.errors import UserError
+
+EVALUATIONS = "evaluations.jsonl"
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,15 @@ def read_run(run_dir: Path) -> RunData:
     names = list(dict.fromkeys(name for line in lines for name in line if name != "iteration"))
     metrics = {name: [_number(line.get(name)) for line in lines] for name in names}
     metrics |= _without_kl(config, metrics)
-    rollout_files = sorted((run_dir / "rollouts").glob("iteration_*.json"))
+    evaluations, rollouts = [], []
+    for number, line in enumerate(read_jsonl(run_dir / EVALUATIONS), start=1):
+        with _as_a_run_writes(f"{run_dir / EVALUATIONS} line {number}"):
+            evaluations.append(_evaluation(line))
+    for path in sorted((run_dir / "rollouts").glob("iteration_*.json")):
+        with _as_a_run_writes(str(path)):
+            rollouts.append(_rollout(_read_json(path)))
+    with _as_a_run_writes(str(run_dir / "guards.json")):
+        guards = _guards(run_dir / "guards.json")
     return RunData(
         name=run_dir.resolve().name,
         config_text=(run_dir / CONFIG_FILE).read_text(encoding="utf-8"),
@@ -160,13 +171,25 @@ def read_run(run_dir: Path) -> RunData:
         identity=_read_json(run_dir / RUN_FILE),
         iterations=[int(line["iteration"]) + 1 for line in lines],
         metrics=metrics,
-        evaluations=[_evaluation(line) for line in read_jsonl(run_dir / "evaluations.jsonl")],
-        rollouts=[_rollout(_read_json(path)) for path in rollout_files],
+        evaluations=evaluations,
+        rollouts=rollouts,
         causes=_reward_causes(lines),
         lost=_summed(line.get("media_failure_causes") for line in lines),
-        guards=_guards(run_dir / "guards.json"),
+        guards=guards,
         alarms=[_alarm(line) for line in read_jsonl(run_dir / "guard_alarms.jsonl")],
     )
+
+
+@contextmanager
+def _as_a_run_writes(what: str) -> Iterator[None]:
+    """Raise a UserError where ``what`` is JSON, but not of the form that a run writes."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{what} is not as a run writes it ({type(error).__name__}: {error}): remove it, or "
+            "restore what the run wrote"
+        ) from error
 
 
 def _without_kl(
@@ -227,6 +250,9 @@ def _evaluation(line: dict[str, Any]) -> EvaluationRecord:
     scores = [_number(score) for score in line["scores"]]
     measures = {**line.get("components", {}), **line.get("extra", {})}
     media = line.get("media", {})
+    for values in (line["prompts"], line["seeds"], *measures.values()):
+        if len(values) != len(scores):
+            raise ValueError(f"{len(values)} values beside {len(scores)} scores")
     shown = max((len(paths) for paths in media.values()), default=0)
     return EvaluationRecord(
         iteration=int(line["iteration"]),
