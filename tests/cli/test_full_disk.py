@@ -1,4 +1,4 @@
-"""A full disk under the commands that write what one looks at: a line, and no half of a file."""
+"""A disk that refuses the commands that write what one looks at: a line, and no half of a file."""
 
 from __future__ import annotations
 
@@ -70,6 +70,17 @@ def test_report(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "No space left on device; make room" in result.stderr
     assert (run / "report.html").read_bytes() == before
     assert not (run / ".report.html.part").exists()
+
+
+def test_a_lack_of_access_is_a_fault_of_the_call(capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as a report on the run of someone else."""
+    with pytest.raises(typer.Exit) as ended, errors_in_one_line("workflow-rl"):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "run/.report.html.part")
+    assert ended.value.exit_code == 2
+    assert capsys.readouterr().err == (
+        "error: run/.report.html.part: Permission denied; ask its owner for access, or give a "
+        "place of your own\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ DISK_REFUSES = {
     errno.EROFS: "give a place that is not read-only",
 }
 """What to do where a disk is full, at its quota, takes no file as large, or is read-only."""
+ASK = "ask its owner for access, or give a place of your own"
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """A command line that cannot be read. Click's, of which typer has a copy without a public name."""
@@ -57,8 +58,8 @@ class _NoSuchOption(Protocol):
 def errors_in_one_line(called: str) -> Iterator[None]:
     """Show what is raised on purpose as one line; any other exception keeps its traceback.
 
-    A fault in the user's input exits with 2, a stop (C2, updates that are not finite, a full disk,
-    a refused publication) with 1.
+    A fault in the user's input, or a lack of access, exits with 2; a stop (C2, updates that are not
+    finite, a full disk, a refused publication) with 1.
 
     Parameters
     ----------
@@ -75,12 +76,13 @@ def errors_in_one_line(called: str) -> Iterator[None]:
         is_user_error = isinstance(error, UserError)
         code = USER_ERROR_EXIT_CODE if is_user_error else STOPPED_ON_PURPOSE_EXIT_CODE
         raise typer.Exit(code) from None
+    except PermissionError as error:
+        typer.echo(f"error: {_path(error)}: {error.strerror}; {ASK}", err=True)
+        raise typer.Exit(USER_ERROR_EXIT_CODE) from None
     except OSError as error:  # FFmpeg's are some too
         if error.errno not in DISK_REFUSES:
             raise
-        # Where a file is copied or renamed, the second name is the one to write.
-        path = error.filename2 or error.filename or "a file"
-        what = f"cannot write {path}: {error.strerror}"
+        what = f"cannot write {_path(error)}: {error.strerror}"
         typer.echo(f"error: {what}; {DISK_REFUSES[error.errno]}", err=True)
         raise typer.Exit(STOPPED_ON_PURPOSE_EXIT_CODE) from None
 
@@ -100,6 +102,11 @@ def _usage_line(error: _Usage, called: str) -> str:
         pieces = error.ctx.command.collect_usage_pieces(error.ctx)
         return f"{fault}; call it so: {' '.join([command, *pieces])}"
     return f"{fault} (see `{command} --help`)"
+
+
+def _path(error: OSError) -> object:
+    """Return the file of a fault; where one is copied or renamed, the one to write."""
+    return error.filename2 or error.filename or "a file"
 
 
 def _joined(text: str) -> str:
