@@ -7,8 +7,9 @@ import pytest
 
 from tests.config.conftest import LoadWith
 from workflow_rl.cli.preflight import check_inputs
-from workflow_rl.config.reward_checks import credit_fault
+from workflow_rl.config.reward_checks import credit_fault, media_fault
 from workflow_rl.errors import UserError
+from workflow_rl.rewards.media_needs import MediaNeeds
 
 SAMPLES = {"t2i": 4, "i2v": 2}
 
@@ -148,3 +149,56 @@ def test_what_a_reward_could_never_score_is_told_before_a_model_is_looked_at(
         check_inputs(load_with(*written))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What a stage makes, as far as the configuration says it."""
+
+    task: str = "i2v"
+    num_frames: int | None = None
+    fps: float | None = None
+    width: int | None = None
+    height: int | None = None
+
+
+IMAGES = Made("t2i", width=20, height=14)
+SMALL, LARGE = MediaNeeds(side=12), MediaNeeds(side=16)
+SQUARE = MediaNeeds(side=20, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("needs", "stages", "words"),
+    [
+        # the shorter side counts, and both where the size is exact
+        (SMALL, [IMAGES, Made()], None),
+        (LARGE, [IMAGES, Made()], "makes 20 x 14; set stages.s0.width and height"),
+        (SQUARE, [IMAGES, Made()], "needs 20 x 20 pixels, but stage 's1' makes 20 x 14"),
+        (SQUARE, [Made("t2i", width=20, height=20)], None),
+        # a video has the size that its own stage sets, else that of what it is given
+        (LARGE, [IMAGES, Made(width=40, height=40)], None),
+        (LARGE, [Made("t2i", width=40, height=40), Made(width=8, height=8)], "set stages.s1.width"),
+        (LARGE, [IMAGES, Made(), Made()], "set stages.s0.width"),
+        # of what is left to a model nothing is known
+        (LARGE, [Made("t2i"), Made()], None),
+        (LARGE, [Made("t2i", width=8), Made(height=8)], None),
+        (LARGE, [IMAGES, Made("t2i"), Made()], None),
+        (MediaNeeds(video=True, frames=3), [IMAGES, Made()], None),
+        (MediaNeeds(frames=2, looks_per_s=8.0), [IMAGES, Made(num_frames=9)], None),
+        # as many frames as are needed are enough
+        (MediaNeeds(video=True, frames=3), [IMAGES, Made(num_frames=3)], None),
+        (MediaNeeds(video=True, frames=3), [IMAGES, Made(num_frames=2)], "num_frames is 2; raise"),
+        (MediaNeeds(video=True), [IMAGES], "scores videos, but stage 's0' makes images"),
+    ],
+)
+def test_only_what_could_never_be_scored_is_refused(
+    needs: MediaNeeds, stages: list[Made], words: str | None
+) -> None:
+    found = media_fault("r", needs, None, {f"s{i}": stage for i, stage in enumerate(stages)})
+    assert (found is None) if words is None else words in (found or "")
+
+
+def test_the_stage_that_a_reward_is_on_is_looked_at() -> None:
+    stages = {"t2i": IMAGES, "i2v": Made(num_frames=2)}
+    assert media_fault("r", MediaNeeds(video=True, frames=2), None, stages) is None
+    assert "makes images" in (media_fault("r", MediaNeeds(video=True), "t2i", stages) or "")

@@ -150,6 +150,20 @@ def test_an_answer_that_drips_in_has_no_longer(server: Busy) -> None:
     assert result.failures == {0: "TimeoutError: timed out after 0.1 s"}
 
 
+def test_an_answer_to_a_repeat_has_the_time_of_a_request(server: Busy) -> None:
+    """The limit is that of all repeats together."""
+    server.statuses = [500]
+
+    def slow(request: dict[str, Any]) -> object:
+        time.sleep(0.7)
+        return GOOD
+
+    server.reply = slow
+    judge = server.judge(frames=1, retries=1, request_timeout_s=1.0)
+    assert score_safely(judge, videos(1)).failures == {}
+    assert len(server.requests) == 2
+
+
 def test_a_score_does_not_depend_on_what_is_scored_with_it(server: Busy) -> None:
     """To the last digit, with criteria whose mean rounds."""
     names = [f"c{'abcdefgh'[i]}" for i in range(7)]

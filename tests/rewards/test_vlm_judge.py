@@ -148,6 +148,7 @@ def test_the_judge_is_asked_with_rubric_prompt_frames_and_schema(server: Server)
     assert schema["strict"] is True
     assert schema["schema"]["properties"]["quality"]["enum"] == [1, 2, 3, 4, 5]
     assert request["top_k"] == 1
+    assert request["seed"] == 0
 
 
 def test_the_frames_are_the_first_the_last_and_between(server: Server) -> None:

@@ -176,7 +176,7 @@ def test_every_setting_is_that_of_the_judge_that_it_asks() -> None:
     assert {name: getattr(made, name) for name in settings} == settings
     assert made.criteria == ONE
     default = PairwiseVlmJudge(model="m").judge
-    assert list(default.criteria) == ["alignment", "quality", "motion"]
+    assert [q.split()[0] for q in default.criteria.values()] == ["Which"] * 3
     assert "You compare two" in default.rubric
 
 
