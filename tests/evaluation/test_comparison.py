@@ -42,7 +42,7 @@ def _candidate(
 
 
 def _compare(*candidates: ScoredCandidate, **options: Any) -> Comparison:
-    sources = {name: name.partition("/")[0] for name in candidates[0].measures}
+    sources = {name: [name.partition("/")[0]] for name in candidates[0].measures}
     settings = {"prompts_file": "prompts.txt", "left_out": 0}
     return compare(candidates, PROMPTS, SEEDS, sources, samples=50, settings=settings, **options)
 
@@ -74,14 +74,19 @@ def test_what_a_candidate_was_trained_on_is_its_own() -> None:
     }
 
 
-def test_a_sum_is_trained_on_where_anything_was() -> None:
+def test_a_sum_is_trained_on_where_a_part_of_it_was() -> None:
+    """A run that was trained on something else was not trained to raise this sum."""
+    scores = {"motion": START, "sharpness": START}
     candidates = [
-        _candidate("one", {"motion": START}),
-        _candidate("two", {"motion": START}, ("x",)),
+        _candidate("start", scores),
+        _candidate("moved", scores, ("motion",)),
+        _candidate("other", scores, ("x",)),
+        _candidate("folder", scores, None),
     ]
-    found = compare(candidates, PROMPTS, SEEDS, {TOTAL: TOTAL, "motion": "motion"}, samples=10)
-    assert [found.trained(i, TOTAL) for i in (0, 1)] == [False, True]
-    assert [found.trained(i, "motion") for i in (0, 1)] == [False, False]
+    sources = {TOTAL: ["motion", "sharpness"]} | {name: [name] for name in scores}
+    found = compare(candidates, PROMPTS, SEEDS, sources, samples=10)
+    assert [found.trained(i, TOTAL) for i in range(4)] == [False, True, False, None]
+    assert [found.trained(i, "motion") for i in range(4)] == [False, True, False, None]
 
 
 def test_differences_are_to_the_baseline_wherever_it_stands() -> None:
@@ -101,7 +106,7 @@ def test_one_seed_has_no_diversity(tmp_path: Path) -> None:
     apart = distances([torch.zeros(1)] * 6, prompts)
     few = [replace(_candidate(name, {"m": START}), distances=apart) for name in ("one", "two")]
     settings = {"prompts_file": "prompts.txt", "left_out": 0}
-    alone = compare(few, prompts, [0] * 6, {"m": "m"}, samples=10, settings=settings)
+    alone = compare(few, prompts, [0] * 6, {"m": ["m"]}, samples=10, settings=settings)
     assert [view.title for view in views(alone)] == [
         "means",
         "two against one: rewards",
@@ -154,3 +159,14 @@ def test_the_page_escapes_and_opens_offline(tmp_path: Path) -> None:
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert not re.search(r"(src|href)=|url\(|@import", page)
+
+
+def test_a_measure_that_nothing_has_gets_no_chart(tmp_path: Path) -> None:
+    """A box with a title and no chart looks like a page that is broken."""
+    lost = [math.nan] * len(PROMPTS)
+    names = ("one", "two")
+    comparison = _compare(*(_candidate(name, {"m": START, "n": lost}) for name in names))
+    page = write_comparison(comparison, tmp_path)[2].read_text()
+    charts = re.findall(r"<figure.*?</figure>", page, re.DOTALL)
+    assert charts
+    assert all("<svg" in chart for chart in charts)

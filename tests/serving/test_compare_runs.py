@@ -184,6 +184,21 @@ def test_a_run_alone_is_compared_with_its_start(world: Path, tmp_path: Path) -> 
     assert (run / "evaluation.json").read_bytes() == before, "the reward trained on is not there"
 
 
+def test_a_sum_that_the_run_was_not_trained_on_is_told_as_such(world: Path, tmp_path: Path) -> None:
+    """A weight of 0 is no part of the sum, though the run was trained on that reward."""
+    rewards = tmp_path / "rewards.yaml"
+    trained = []
+    for weight in (0.0, 1.0):
+        terms = [{"name": "frame_change"}, {"name": "directed_motion", "weight": weight}]
+        rewards.write_text(yaml.safe_dump({"rewards": terms}))
+        result = call("evaluate", world / "run", "--rewards", rewards, "-o", tmp_path / "out")
+        assert result.exit_code == 0, result.stderr
+        found = read(tmp_path / "out" / "comparison.json")["candidates"][1]["rewards"]
+        assert found["directed_motion"]["trained"]
+        trained.append(found["weighted sum"]["trained"])
+    assert trained == [False, True]
+
+
 def test_the_report_shows_the_figures_of_evaluate_from_the_runs_own_evaluations(
     world: Path, tmp_path: Path
 ) -> None:

@@ -76,7 +76,7 @@ class Against:
 class Comparison:
     """Everything that an evaluation found.
 
-    ``sources`` maps a measure to the name of the reward that it comes from. ``means``,
+    ``sources`` maps a measure to the names of the rewards that it comes from. ``means``,
     ``diversity`` and ``against`` have one entry per candidate; the baseline's ``against`` is None.
     """
 
@@ -84,7 +84,7 @@ class Comparison:
     baseline: int
     prompts: tuple[str, ...]
     seeds: tuple[int, ...]
-    sources: Mapping[str, str]
+    sources: Mapping[str, Sequence[str]]
     means: tuple[Mapping[str, Interval], ...]
     diversity: tuple[Interval, ...]
     against: tuple[Against | None, ...]
@@ -105,8 +105,7 @@ class Comparison:
         names = self.candidates[index].trained_on
         if names is None:
             return None
-        source = self.sources[measure]
-        return bool(names) if source == TOTAL else source in names
+        return not set(names).isdisjoint(self.sources[measure])
 
     def to_json(self) -> dict[str, Any]:
         """Return all figures as JSON values; what is not known is None."""
@@ -146,7 +145,7 @@ def compare(
     candidates: Sequence[ScoredCandidate],
     prompts: Sequence[str],
     seeds: Sequence[int],
-    sources: Mapping[str, str],
+    sources: Mapping[str, Sequence[str]],
     *,
     baseline: int = 0,
     confidence: float = 0.95,
@@ -160,7 +159,7 @@ def compare(
     prompts, seeds
         Of each row; several seeds of one prompt are resampled together.
     sources
-        Measure to the reward that it comes from; ``TOTAL`` where the sum is to be shown.
+        Measure to the rewards that it comes from, several for ``TOTAL`` where the sum is shown.
     confidence, samples
         Of the intervals, see :mod:`workflow_rl.evaluation.statistics`.
     settings

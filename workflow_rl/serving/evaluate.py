@@ -106,9 +106,13 @@ def _compared(
         for c in scored
     ]
     sum_says_more = len(reward.terms) > 1 or reward.terms[0].weight != 1
-    labels = dict(zip(reward.labels, _sources(job, reward), strict=True))
-    sources = {TOTAL: TOTAL} if job.weighted and sum_says_more else {}
-    sources |= {name: labels[_label_of(name, labels)] for name in names}
+    of_terms = _sources(job, reward)
+    labels = dict(zip(reward.labels, of_terms, strict=True))
+    sources: dict[str, list[str]] = {}
+    if job.weighted and sum_says_more:
+        weights = [term.weight for term in reward.terms]
+        sources[TOTAL] = [of for of, weight in zip(of_terms, weights, strict=True) if weight]
+    sources |= {name: [labels[_label_of(name, labels)]] for name in names}
     return compare(
         whole,
         job.prompts,
