@@ -108,7 +108,9 @@ def test_generate_refuses_what_the_models_cannot_make(
 def test_evaluate_names_the_option_whose_prompts_are_missing(
     invoke: Invoke, workspace: Path
 ) -> None:
+    """Before models are looked at, which may have to be fetched."""
     create_run_dir(load_config("run.yaml"))
+    Path("flux").rename("elsewhere")
     message = invoke("evaluate", "run", "--prompts", "none.txt").one_line_error()
     assert "none.txt: no such prompt file in the working directory" in message
     assert message.endswith("; check --prompts\n")

@@ -18,7 +18,7 @@ from rich.progress import (
 
 from workflow_rl.cli.preflight import check_frames, check_rewards_import, check_stages
 from workflow_rl.config import check_first_frames
-from workflow_rl.evaluation.candidates import RunCandidate, parse_candidates
+from workflow_rl.evaluation.candidates import parse_candidates
 from workflow_rl.evaluation.job import EvaluationJob, make_job
 from workflow_rl.evaluation.output_folder import check_output, default_output, whole_folder
 
@@ -102,8 +102,6 @@ def evaluate(
     ```
     """
     candidates, base = parse_candidates(things, baseline)
-    for run in (c for c in candidates if isinstance(c, RunCandidate)):
-        check_stages(run.config.stages)
     job = make_job(
         candidates,
         base,
@@ -112,9 +110,11 @@ def evaluate(
         seeds_per_prompt=seeds_per_prompt,
         common=common,
     )
-    _check_first_frames(job)
     folder = output or default_output(candidates)
     check_output(folder)
+    for run in job.runs:
+        check_stages(run.config.stages)
+    _check_first_frames(job)
     for run in job.runs:
         if not rewards:
             check_rewards_import(run.config)
