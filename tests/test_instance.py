@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from workflow_rl.card import ModelCard, indexed_components, read_model_index
+from workflow_rl.card import ModelCard, read_model_index
+from workflow_rl.config.model_index import indexed_components
 from workflow_rl.errors import UserError
 from workflow_rl.instance import CacheKey, ContentCache, ModelInstance, load_card
 from workflow_rl.models.common import cached_text_encode, collate
@@ -176,8 +177,10 @@ def test_model_index_errors(tmp_path: Path) -> None:
 
 
 def test_absent_components_are_not_listed() -> None:
-    index = {"_class_name": "P", "vae": ["diffusers", "VAE"], "image_encoder": [None, None]}
-    assert indexed_components(index) == ("vae",)
+    present = {"vae": ["diffusers", "VAE"]}
+    absent = {"image_encoder": [None, None], "transformer": [], "is_distilled": True}
+    index = {"_class_name": "P", **present, **absent}
+    assert indexed_components(index) == {"vae": ("diffusers", "VAE")}
 
 
 def test_a_component_that_is_no_module_says_so() -> None:

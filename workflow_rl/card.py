@@ -85,12 +85,3 @@ def read_model_index(folder: str | Path) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise UserError(f"{index} holds no JSON object; download the model again")
     return parsed
-
-
-def indexed_components(index: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names of the components that a parsed ``model_index.json`` lists as present."""
-    return tuple(
-        name
-        for name, entry in index.items()
-        if isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
-    )

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from workflow_rl.config.families import ReadJSON
+from workflow_rl.config.model_index import LIBRARIES, indexed_components
 from workflow_rl.config.weight_files import AGAIN, WeightFiles, check_weight_files
 from workflow_rl.errors import UserError
 
-LIBRARIES = ("diffusers", "transformers")
-"""Libraries that components are loaded from."""
 _FILES: Mapping[str, tuple[str, ...]] = {
     "Tokenizer": ("tokenizer.json", "vocab.json", "vocab.txt", "*.model"),
     "Scheduler": ("scheduler_config.json",),
@@ -44,10 +43,8 @@ def check_components(
     """
     check_libraries(index, str(folder))
     weights = check_weight_files(folder, index, variant, where)
-    for name, entry in index.items():
-        if not _is_component(entry):
-            continue
-        needed = _needed(str(entry[1]))
+    for name, (_, class_name) in indexed_components(index).items():
+        needed = _needed(class_name)
         path = folder / name
         if needed is None and name not in weights:
             raise UserError(
@@ -56,8 +53,8 @@ def check_components(
             )
         if needed is not None and not any(any(path.glob(pattern)) for pattern in needed):
             raise UserError(
-                f"{path} has none of {', '.join(needed)}, and model_index.json names a {entry[1]} "
-                f"there; {AGAIN}"
+                f"{path} has none of {', '.join(needed)}, and model_index.json names a "
+                f"{class_name} there; {AGAIN}"
             )
     return weights
 
@@ -77,10 +74,10 @@ def check_libraries(index: Mapping[str, Any], source: str) -> None:
     UserError
         At the first that is not.
     """
-    for name, entry in index.items():
-        if _is_component(entry) and entry[0] not in LIBRARIES:
+    for name, (library, class_name) in indexed_components(index).items():
+        if library not in LIBRARIES:
             raise UserError(
-                f"{source} names a {entry[1]} of the library {entry[0]!r} for its {name} in "
+                f"{source} names a {class_name} of the library {library!r} for its {name} in "
                 f"model_index.json, but components are loaded from {' and '.join(LIBRARIES)} "
                 f"alone; save the model with a {name} of one of these, or download it again"
             )
@@ -106,8 +103,8 @@ def check_plain_weights(index: Mapping[str, Any], read: ReadJSON, source: str) -
     UserError
         At the first that is.
     """
-    for name, entry in index.items():
-        if not _is_component(entry) or _needed(str(entry[1])) is not None:
+    for name, (_, class_name) in indexed_components(index).items():
+        if _needed(class_name) is not None:
             continue
         quantised = read(f"{name}/config.json").get("quantization_config")
         if quantised:
@@ -116,11 +113,6 @@ def check_plain_weights(index: Mapping[str, Any], read: ReadJSON, source: str) -
                 f"{source} has a quantised {name} ({method}), which is not supported; use the "
                 "model with plain weights, and dtype: bfloat16 where memory is short"
             )
-
-
-def _is_component(entry: Any) -> bool:
-    """Say whether an entry of ``model_index.json`` names a component: a library and a class."""
-    return isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
 
 
 def _needed(class_name: str) -> tuple[str, ...] | None:

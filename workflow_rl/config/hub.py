@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from workflow_rl.config.model_folder import check_model_json, json_reader
+from workflow_rl.config.model_index import indexed_components
 from workflow_rl.config.stage import StageConfig
 from workflow_rl.config.weight_files import STEMS
 from workflow_rl.errors import UserError
@@ -93,15 +94,10 @@ def fetch_model(stage: StageConfig, key: str) -> HubModel:
         read = json_reader(folder, key)
         check_model_json(read, repo, key, stage)
         index = read("model_index.json")
-        components = [name for name, entry in index.items() if _is_there(entry)]
-        _fetch_weights(repo, folder, components, stage, key)
+        _fetch_weights(repo, folder, list(indexed_components(index)), stage, key)
         found = HubModel(repo, folder.name, folder)
         _fetched[wanted] = _fetched[repo, found.commit, stage.variant] = found
     return _fetched[wanted]
-
-
-def _is_there(entry: object) -> bool:
-    return isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
 
 
 def _fetch_weights(

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from workflow_rl.config.lora import ALL_LINEAR, LoRAConfig
+from workflow_rl.config.model_index import indexed_components
 from workflow_rl.errors import UserError
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
@@ -79,11 +80,7 @@ def lora_layouts(
     UserError
         As :func:`lora_layout`.
     """
-    components = tuple(
-        name
-        for name, entry in index.items()
-        if name.startswith("transformer") and isinstance(entry, list) and entry[0] is not None
-    )
+    components = tuple(n for n in indexed_components(index) if n.startswith("transformer"))
     return {
         component: lora_layout(
             lora, _linear_shapes(folder / component, where), defaults, component, components, where

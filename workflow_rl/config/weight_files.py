@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workflow_rl.config.model_index import indexed_components
 from workflow_rl.errors import UserError
 
 STEMS = ("diffusion_pytorch_model", "model")
@@ -55,11 +56,7 @@ def check_weight_files(
         If no component has the variant, a component has other variants only, a shard is missing,
         or a file is truncated, damaged or no safetensors file.
     """
-    folders = {
-        name: folder / name
-        for name, entry in index.items()
-        if isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
-    }
+    folders = {name: folder / name for name in indexed_components(index)}
     found = {name: _component_files(path, variant) for name, path in folders.items()}
     if variant is not None and all(weights.variant is None for weights in found.values()):
         raise UserError(

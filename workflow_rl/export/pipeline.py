@@ -8,7 +8,8 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from workflow_rl.card import indexed_components, read_model_index
+from workflow_rl.card import read_model_index
+from workflow_rl.config.model_index import indexed_components
 from workflow_rl.config.weight_files import WeightFiles, check_weight_files
 from workflow_rl.export.folder import copy_small_files, link_or_copy
 from workflow_rl.export.transformer import plain_name, write_index

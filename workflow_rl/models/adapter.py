@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from workflow_rl.card import ModelCard, indexed_components
+from workflow_rl.card import ModelCard
 from workflow_rl.config.families import FAMILIES
+from workflow_rl.config.model_index import indexed_components
 from workflow_rl.enums import GuidanceMode, MediaKind
 from workflow_rl.errors import UserError
 from workflow_rl.instance import ModelInstance
@@ -373,7 +374,7 @@ def describe(
         If the folder is missing or holds something else.
     """
     index = read_checked_index(path, adapter.family)
-    components = indexed_components(index)
+    components = tuple(indexed_components(index))
 
     def make_adapter(card: ModelCard, device: torch.device, dtype: torch.dtype) -> Any:
         pipeline_class = getattr(importlib.import_module("diffusers"), adapter.pipeline_class)

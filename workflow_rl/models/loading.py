@@ -17,6 +17,7 @@ from torch import nn
 from workflow_rl.card import ModelCard, read_model_index
 from workflow_rl.config.component_files import check_components
 from workflow_rl.config.families import EULER, FAMILIES, Grid
+from workflow_rl.config.model_index import LIBRARIES, indexed_components
 from workflow_rl.config.weight_files import WeightFiles
 from workflow_rl.errors import UserError
 from workflow_rl.module_weights import check_finite, own_memory
@@ -110,10 +111,9 @@ def _module_classes(index: Mapping[str, Any]) -> dict[str, Any]:
         If the installed library has no such class.
     """
     classes = {}
-    for name, entry in index.items():
-        if not isinstance(entry, list) or entry[0] not in ("diffusers", "transformers"):
+    for name, (library, class_name) in indexed_components(index).items():
+        if library not in LIBRARIES:
             continue
-        library, class_name = entry
         try:
             component_class = getattr(importlib.import_module(library), class_name)
         except AttributeError:
