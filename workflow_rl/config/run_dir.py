@@ -175,8 +175,8 @@ def load_run_config(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
     if read_fingerprint(run_dir) not in begun.fingerprints() | config.fingerprints():
         raise UserError(
             f"{run_dir / CONFIG_FILE} is not what the run began with; undo the change, or train "
-            f"with it in another output_dir (for more iterations: `workflow-rl resume {run_dir} "
-            f"{ITERATIONS}=N`)"
+            "with it in another output_dir; iterations are changed by `workflow-rl resume "
+            f"{run_dir} {ITERATIONS}=N` alone"
         )
     return config.model_copy(update={"output_dir": run_dir})
 
