@@ -29,7 +29,7 @@ def _listing(folder: Path) -> list[tuple[str, bytes]]:
         ("stages.i2v.samples=1", "credit.rule 'nested'"),
         ("stages.t2i.model=nowhere", "stages.t2i.model: no folder nowhere"),
         ("stages.t2i.model=.", "has no model_index.json"),
-        ("stages.t2i.model=wan", "an i2v model, but the stage's task is t2i"),
+        ("stages.t2i.model=wan", "whose task is i2v, but the stage's is t2i"),
         ("stages.i2v.num_frames=10", "use 9"),
         ("stages.i2v={task: i2v, model: wan, height: 30, width: 32}", "multiples of 16"),
         ("stages.i2v.negative_prompt=blurry", "set guidance_scale > 1 or leave it out"),

@@ -127,7 +127,7 @@ def test_weights_are_fetched_once(fetched: list[str]) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"task": "i2v"}, "a FluxPipeline, an t2i model"),
+        ({"task": "i2v"}, "a FluxPipeline, whose task is t2i"),
         ({"height": 63, "width": 64}, "multiples of 8; use 64"),
         ({"variant": "bf16"}, f"^stages.t2i.variant is 'bf16', but {REPO} on the hub has no files"),
     ],

@@ -74,7 +74,7 @@ def test_unsupported_family_names_the_supported(tmp_path: Path) -> None:
 
 def test_video_model_in_an_image_stage(tmp_path: Path) -> None:
     message = _check(_folder(tmp_path, WAN), task="t2i")
-    assert "an i2v model, but the stage's task is t2i" in message
+    assert "whose task is i2v, but the stage's is t2i" in message
 
 
 def test_text_longer_than_the_family_takes(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_component_without_weights_is_named(folder: Path) -> None:
 def test_a_tensor_of_another_shape_is_named(folder: Path, component: str, name: str) -> None:
     _edit(_weights(folder / component), lambda tensors: tensors.update({name: torch.ones(2, 7)}))
     message = _message(folder)
-    assert f"{component} has 1 tensors of other shapes" in message
+    assert f"{component} has 1 tensor of other shapes" in message
     assert f"{name}: (2, 7), expected (" in message
     assert "\n" not in message
 

@@ -90,8 +90,8 @@ def check_model_json(read: ReadJSON, source: str, key: str, stage: StageConfig) 
         )
     if family.task != stage.task:
         raise UserError(
-            f"{key}: {source} holds a {pipeline}, an {family.task} model, but the stage's task is "
-            f"{stage.task}; put it in an {family.task} stage"
+            f"{key}: {source} holds a {pipeline}, whose task is {family.task}, but the stage's is "
+            f"{stage.task}; put it in a stage of task {family.task}"
         )
     refusal = family.refusal(index)
     if refusal is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def _load_module(
     if found["mismatched_keys"]:
         name, there, own = sorted(found["mismatched_keys"])[0]
         raise UserError(
-            f"{folder} has {len(found['mismatched_keys'])} tensors of other shapes than a {kind} "
+            f"{folder} has {_count(found['mismatched_keys'])} of other shapes than a {kind} "
             f"with its config.json, such as {name}: {tuple(there)}, expected {tuple(own)}; the "
             "weights are of another model or version: download it again"
         )
@@ -171,8 +171,11 @@ def _load_module(
 def _count_names(keys: Iterable[str]) -> str:
     names = sorted(keys)
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    noun = "tensor" if len(names) == 1 else "tensors"
-    return f"{len(names)} {noun}: {', '.join(names[:MAX_NAMES])}{more}"
+    return f"{_count(names)}: {', '.join(names[:MAX_NAMES])}{more}"
+
+
+def _count(keys: Sized) -> str:
+    return "1 tensor" if len(keys) == 1 else f"{len(keys)} tensors"
 
 
 @contextmanager
