@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -12,10 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.rewards.test_vlm_judge import Server, completion, prompt_of, videos
+from workflow_rl.errors import UserError
 from workflow_rl.rewards.base import RewardBatch, ScoresElsewhere, score_safely
 from workflow_rl.rewards.pending import PendingScores
+from workflow_rl.rewards.vlm_judge import VlmJudge
 from workflow_rl.rewards.vlm_pairwise import PairwiseVlmJudge
 
 WAIT_S = 20.0
@@ -139,6 +144,103 @@ def test_a_time_limit_keeps_what_was_answered_before(server: Busy) -> None:
 def test_a_time_limit_is_that_of_pairs_too(server: Busy) -> None:
     result = score_safely(server.pairwise(), groups(1, 3), timeout_s=0.5)
     assert result.failures == dict.fromkeys(range(3), "timed out after 0.5 s")
+
+
+def test_what_a_server_is_told_is_what_was_set(
+    server: Busy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    server.reply = lambda request: GOOD
+    score_safely(server.judge(api_key_env="MY_KEY", temperature=0.25, frames=8), videos(1))
+    image = RewardBatch(["p"], ["0"], torch.zeros(1, 3, 8, 8), "image")
+    score_safely(server.judge(method="logprob", api_key_env="NO_KEY"), image)
+    first, second = server.requests
+    assert (first["model"], first["temperature"], second["temperature"]) == ("m", 0.25, 0.0)
+    assert (second["top_logprobs"], second["model"]) == (20, "m")
+    assert server.keys == ["Bearer secret", "Bearer none"]
+    assert prompt_of(first).endswith("Below: frames of the video, in order.")
+    assert prompt_of(second).endswith("Below: the image.")
+
+
+def test_a_video_shorter_than_the_frames_shown_is_shown_once(server: Busy) -> None:
+    server.reply = lambda request: GOOD
+    batch = videos(1)
+    score_safely(server.judge(frames=8), replace(batch, media=batch.media[:, :, :3]))
+    assert len(server.requests[0]["messages"][1]["content"]) == 1 + 3
+
+
+@pytest.mark.parametrize("use_proxy", [False, True])
+def test_a_proxy_of_the_environment_is_used_where_it_is_asked_for(
+    server: Busy, use_proxy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is none at that port."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    server.reply = lambda request: GOOD
+    judge = server.judge(frames=1, use_proxy=use_proxy)
+    if use_proxy:
+        with pytest.raises(UserError, match="does not answer"):
+            judge.load()
+    else:
+        assert score_safely(judge, videos(1)).failures == {}
+
+
+def test_a_silent_server_is_asked_again_after_the_time_of_a_request(server: Busy) -> None:
+    def reply(request: dict[str, Any]) -> object:
+        if len(server.requests) == 1:
+            server.go.wait(WAIT_S)
+        return GOOD
+
+    server.reply = reply
+    judge = server.judge(frames=1, retries=1, request_timeout_s=1.5)
+    assert score_safely(judge, videos(1)).failures == {}
+    assert len(server.requests) == 2
+
+
+def test_media_are_made_ready_beside_the_requests(
+    server: Busy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures that take long hold up no answer."""
+    threads: list[str] = []
+    shown = VlmJudge.shown
+
+    def noted(self: VlmJudge, sample: RewardBatch) -> list[dict[str, Any]]:
+        threads.append(threading.current_thread().name)
+        return shown(self, sample)
+
+    monkeypatch.setattr(VlmJudge, "shown", noted)
+    server.go.set()
+    assert score_safely(server.judge(frames=1), videos(2)).failures == {}
+    assert len(threads) == 2
+    assert "remote rewards" not in threads
+
+
+def test_score_connects_first(server: Busy) -> None:
+    server.go.set()
+    assert server.judge(frames=1).score(videos(1), WAIT_S).failures == {}
+
+
+def test_a_list_of_models_that_drips_in_ends_the_run_in_time(server: Busy) -> None:
+    """Each byte is in time for the client."""
+    dripping = socket.create_server(("127.0.0.1", 0))
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n"
+
+    def drip() -> None:
+        connection, _ = dripping.accept()
+        connection.recv(65536)
+        with contextlib.suppress(OSError), connection:
+            connection.sendall(head)
+            while True:
+                connection.sendall(b" ")
+                time.sleep(0.05)
+
+    threading.Thread(target=drip, daemon=True).start()
+    url = f"http://127.0.0.1:{dripping.getsockname()[1]}/v1"
+    judge = server.judge(base_url=url, request_timeout_s=0.5)
+    with dripping, pytest.raises(UserError, match=r"does not answer \(TimeoutError: timed out aft"):
+        judge.load()
 
 
 def test_an_answer_that_drips_in_has_no_longer(server: Busy) -> None:

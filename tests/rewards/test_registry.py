@@ -105,6 +105,8 @@ def test_a_list_of_entries_is_a_weighted_sum() -> None:
         ({"callable": "./rewards:fn"}, "as in rewards:fn"),
         ({"callable": f"{HERE}:length", "args": {"factor": 2}}, "'factor'"),
         ({"callable": "math:floor"}, "cannot be called"),
+        ({"name": "ocr", "args": {"frames": 3}}, "cannot be made with args {'frames': 3} (TypeErr"),
+        ({"name": "vlm_judge", "args": {"extra_body": [1]}}, "class in workflow_rl.rewards.vlm_ju"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(

@@ -35,6 +35,7 @@ class Server:
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
+        self.keys: list[str] = []
         self.statuses: list[int] = []
         self.models_status = 200
         self.reply: Reply = lambda request: completion('{"quality": 4}')
@@ -47,6 +48,7 @@ class Server:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 outer.requests.append(body)
+                outer.keys.append(self.headers["Authorization"])
                 status = outer.statuses.pop(0) if outer.statuses else 200
                 self._answer(status, outer.reply(body))
 
@@ -294,9 +296,10 @@ def test_without_probabilities_the_expected_grade_fails(
 def test_a_judge_that_is_not_there_ends_the_run(server: Server) -> None:
     with pytest.raises(UserError, match="does not answer"):
         server.judge(base_url="http://127.0.0.1:9/v1").load()
-    server.models_status = 401
-    with pytest.raises(UserError, match="refuses the key in OPENAI_API_KEY"):
-        server.judge().load()
+    for status in (401, 403):
+        server.models_status = status
+        with pytest.raises(UserError, match="refuses the key in OPENAI_API_KEY"):
+            server.judge().load()
     server.models_status = 404  # lists no models
     assert score_safely(server.judge(), videos(1)).failures == {}
 
@@ -309,12 +312,22 @@ def test_a_judge_that_is_not_there_ends_the_run(server: Server) -> None:
         ({"method": "median"}, "logprob or average"),
         ({"highest": 10}, "single digits"),
         ({"lowest": 5}, "low to high"),
-        ({"frames": 0}, "frames is 0"),
+        ({"frames": 0}, "frames is 0: give a whole number of 1 or more"),
+        ({"frames": 2.5}, "frames is 2.5: give a whole number"),
+        ({"samples": "3"}, "samples is '3'"),
+        ({"max_side": 0}, "max_side is 0"),
+        ({"concurrency": 0}, "concurrency is 0"),
+        ({"retries": -1}, "retries is -1: give a whole number of 0 or more"),
+        ({"request_timeout_s": 0}, "request_timeout_s is 0: give seconds above 0"),
+        ({"request_timeout_s": math.inf}, "request_timeout_s is inf"),
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"lowest": "1"}, "grades go from '1' to 5"),
+        ({"criteria": ["quality"]}, "give a mapping of names to questions"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        VlmJudge(model="m", **options)
+        VlmJudge(**{"model": "m"} | options)
 
 
 def test_a_judge_without_a_model_is_refused() -> None:

@@ -212,7 +212,16 @@ def _build_named(name: str, args: Mapping[str, object]) -> "Reward":
     """A registered reward with its arguments."""
     builder = reward_class(name)
     check_arguments(builder, (), args, name)
-    reward: Reward = builder(**args)
+    try:
+        reward: Reward = builder(**args)
+    except (TypeError, ValueError) as error:
+        if not args:
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(
+            f"reward {name!r} cannot be made with args {dict(args)} ({what}): give each argument "
+            f"what its class in {REWARDS[name].partition(':')[0]} says"
+        ) from error
     return reward
 
 

@@ -3,10 +3,11 @@
 import asyncio
 import base64
 import io
+import math
 import os
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeVar
 
 import torch
 from PIL import Image
@@ -17,6 +18,8 @@ from workflow_rl.rewards.judge_answers import Token, answer_schema, expected_lab
 from workflow_rl.rewards.pixels import to_pil
 from workflow_rl.rewards.remote.base import RemoteReward, in_background
 from workflow_rl.rewards.weights import Lazy, import_extra
+
+T = TypeVar("T")
 
 CRITERIA = {
     "alignment": "Does it show what the text asks for: subjects, attributes, actions, setting?",
@@ -97,25 +100,19 @@ class VlmJudge(RemoteReward):
         extra_body: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(self.name, self.media_kind, batch_size=1)
-        self.criteria = dict(CRITERIA if criteria is None else criteria)
-        if not self.criteria or not all(re.fullmatch("[a-z_]+", name) for name in self.criteria):
-            raise UserError(
-                f"criteria are called {', '.join(self.criteria) or 'nothing'}: name one or more in "
-                f"small letters and _"
-            )
+        self.criteria = _read_criteria(CRITERIA if criteria is None else criteria)
         if method not in ("logprob", "average"):
             raise UserError(f"method is {method!r}: give logprob or average")
-        if not 0 <= lowest < highest <= 9:
+        _check_whole(1, samples=samples, frames=frames, max_side=max_side, concurrency=concurrency)
+        _check_whole(0, retries=retries)
+        if not (_is_real(request_timeout_s) and request_timeout_s > 0):
+            raise UserError(f"request_timeout_s is {request_timeout_s!r}: give seconds above 0")
+        if not (_is_real(temperature) and temperature >= 0):
+            raise UserError(f"temperature is {temperature!r}: give a number of 0 or more")
+        if not (type(lowest) is int and type(highest) is int and 0 <= lowest < highest <= 9):
             raise UserError(
-                f"grades go from {lowest} to {highest}: give single digits, low to high"
+                f"grades go from {lowest!r} to {highest!r}: give single digits, low to high"
             )
-        for key, value in {
-            "samples": samples,
-            "frames": frames,
-            "concurrency": concurrency,
-        }.items():
-            if value < 1:
-                raise UserError(f"{key} is {value}: give a number above 0")
         self.labels = range(lowest, highest + 1)
         self.model = model
         self.base_url = base_url
@@ -150,12 +147,12 @@ class VlmJudge(RemoteReward):
             http_client=openai.DefaultAsyncHttpxClient(trust_env=self.use_proxy),
         )
         try:
-            in_background(_listed(client)).result()
+            in_background(self._in_time(client.models.list)).result()
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise UserError(
                 f"{self.base_url} refuses the key in {self.api_key_env}: {one_line(error)[:200]}"
             ) from error
-        except openai.APIConnectionError as error:
+        except (openai.APIConnectionError, TimeoutError) as error:
             raise UserError(
                 f"{self.base_url} does not answer ({one_line(error)[:200]}): start the server, or "
                 f"set args.base_url"
@@ -190,25 +187,30 @@ class VlmJudge(RemoteReward):
         Exception
             Whatever the server made happen; no proper answer is a ValueError.
         """
-        limit_s = (self.retries + 1) * self.request_timeout_s
         async with self.in_flight:
-            try:
-                async with asyncio.timeout(limit_s) as limit:
-                    return await self._answer(await asyncio.to_thread(content))
-            except TimeoutError as error:
-                if not limit.expired():
-                    raise
-                raise TimeoutError(f"timed out after {limit_s:g} s") from error
+            return await self._in_time(lambda: self._answer(content))
 
-    async def _answer(self, content: list[dict[str, Any]]) -> dict[str, float]:
+    async def _in_time(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Wait for what a server is asked, for as long as all repeats may take together."""
+        limit_s = (self.retries + 1) * self.request_timeout_s
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await work()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"timed out after {limit_s:g} s") from error
+
+    async def _answer(self, content: Callable[[], list[dict[str, Any]]]) -> dict[str, float]:
         """Ask once about what ``content`` tells and shows."""
+        shown = await asyncio.to_thread(content)
         by_logprob = self.method == "logprob"
         ask = {"temperature": 0.0, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
         reply = await self.client.get().chat.completions.create(
             model=self.model,
             messages=[
                 {"role": "system", "content": self._instructions()},
-                {"role": "user", "content": content},
+                {"role": "user", "content": shown},
             ],
             response_format={
                 "type": "json_schema",
@@ -275,9 +277,27 @@ class VlmJudge(RemoteReward):
         return to_pil(sample.media[0][:, positions].movedim(1, 0))
 
 
-async def _listed(client: Any) -> None:
-    """See that the server answers."""
-    await client.models.list()
+def _read_criteria(criteria: object) -> dict[str, str]:
+    """Name and question of each criterion."""
+    if not isinstance(criteria, Mapping):
+        raise UserError(f"criteria are {criteria!r}: give a mapping of names to questions")
+    names = [str(name) for name in criteria]
+    if not names or not all(re.fullmatch("[a-z_]+", name) for name in names):
+        raise UserError(
+            f"criteria are called {', '.join(names) or 'nothing'}: name one or more in small "
+            f"letters and _"
+        )
+    return {str(name): str(question) for name, question in criteria.items()}
+
+
+def _check_whole(least: int, **settings: object) -> None:
+    for key, value in settings.items():
+        if type(value) is not int or value < least:
+            raise UserError(f"{key} is {value!r}: give a whole number of {least} or more")
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def judge_failure(error: Exception) -> str:
