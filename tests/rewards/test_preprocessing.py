@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from transformers import CLIPImageProcessorPil, Qwen2VLImageProcessorPil, ViTConfig, ViTModel
 
 from tests.rewards import published_pixels as published
-from tests.rewards.test_clip_scores import head_state, open_clip_shapes
-from tests.rewards.test_image_reward import shapes as image_reward_shapes
-from tests.rewards.test_qwen_rewards import (
+from tests.rewards.qwen_checkpoints import (
     LORA,
     VIDEO_TEMPLATE,
     save_hps,
     save_videoalign,
     write_config,
 )
+from tests.rewards.test_clip_scores import head_state, open_clip_shapes
+from tests.rewards.test_image_reward import shapes as image_reward_shapes
 from tests.rewards.tiny_networks import EOS, by_formula, clip_words, save_clip, save_tensors
 from tests.rewards.tiny_qwen import HIDDEN, reward_model, save_base
 from workflow_rl.errors import UserError

@@ -7,7 +7,6 @@ import torch
 from transformers import Qwen2VLImageProcessorPil
 
 from tests.rewards.tiny_networks import images
-from tests.rewards.tiny_qwen import shrink_pictures
 from workflow_rl.errors import UserError
 from workflow_rl.rewards.hpsv3 import image_frames
 from workflow_rl.rewards.pixels import to_pil
@@ -15,10 +14,7 @@ from workflow_rl.rewards.prompt_template import read_template
 from workflow_rl.rewards.qwen_vl import smart_resize, to_patches
 from workflow_rl.rewards.videoalign import frame_positions
 
-
-@pytest.fixture(autouse=True)
-def _small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    shrink_pictures(monkeypatch)
+pytestmark = pytest.mark.usefixtures("small_pictures")
 
 
 def test_patches_are_those_of_qwens_own_processor() -> None:
