@@ -126,6 +126,71 @@ def test_what_may_pass_is_asked_again(server: FaultyServer, videos: Videos, faul
     assert len(server.requests) == 3
 
 
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_what_a_status_says_may_pass_is_asked_again(
+    server: FaultyServer, videos: Videos, status: int
+) -> None:
+    server.reply = lambda results: results if len(server.requests) > 1 else status
+    assert score_safely(server.reward(retries=1), videos(1)).failures == {}
+    server.reply = lambda results: status
+    result = score_safely(server.reward(retries=1), videos(1))
+    assert result.failures == {0: f"the server answered {status}"}
+
+
+@pytest.mark.parametrize("status", [301, 400, 404, 413, 422, 501])
+def test_what_a_server_refuses_is_not_asked_again_and_is_told_in_its_words(
+    server: FaultyServer, videos: Videos, status: int
+) -> None:
+    server.reply = lambda results: status  # its body says the same
+    result = score_safely(server.reward(retries=3), videos(1))
+    assert result.failures == {0: f"the server answered {status}: {status}"}
+    assert len(server.requests) == 1
+
+
+def test_an_answer_that_cannot_be_unpacked_fails_its_samples(
+    server: FaultyServer, videos: Videos
+) -> None:
+    reward = server.reward()
+    reward.load()
+    server.headers = {"Content-Encoding": "gzip"}
+    result = score_safely(reward, videos(2))
+    assert set(result.failures.values()) == {"the server's answer cannot be read"}
+
+
+def test_what_a_server_has_by_another_name_and_for_any_media_is_found(
+    server: FaultyServer, videos: Videos
+) -> None:
+    """With args of its own, which a client that names none leaves to it."""
+    server.health["rewards"]["mean"] = {"media_kind": "any", "args": {"power": 2}}
+    reward = server.reward(name="brightness", reward="mean")
+    assert score_safely(reward, videos(1)).failures == {}
+    assert (reward.name, reward.media_kind) == ("brightness", "any")
+    assert server.requests[0]["reward"] == "mean"
+
+
+def test_no_proxy_of_the_environment_comes_between(
+    server: FaultyServer, videos: Videos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is none at that port."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert score_safely(server.reward(), videos(1)).failures == {}
+
+
+def test_a_server_that_refuses_or_says_its_health_a_byte_at_a_time_is_not_waited_for(
+    server: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "HEALTH_TIMEOUT_S", 0.3)
+    for health, words in ((404, "answered 404"), (DRIP, "no answer from the server within 0.3 s")):
+        server.health = health
+        began = time.monotonic()
+        with pytest.raises(UserError, match=words):
+            server.reward(wait_s=60 if health == 404 else 0).load()
+        assert time.monotonic() - began < 1.5
+
+
 def test_the_server_s_fault_is_asked_again_and_the_client_s_is_not(
     server: FaultyServer, videos: Videos
 ) -> None:
@@ -260,6 +325,8 @@ def test_a_server_that_is_still_loading_is_waited_for(
     ("health", "words"),
     [
         ({"status": "ok"}, "speaks no protocol 1"),
+        ({"protocol": 2, "rewards": {"mean": {}}}, "speaks no protocol 1"),
+        ({"protocol": 1, "rewards": {"mean": None}}, "speaks no protocol 1"),
         ([], "cannot be used"),
         ({"protocol": 1, "rewards": {"means": {}}}, "has no reward 'mean'.*'means'"),
         ({"protocol": 1, "rewards": {"mean": {"args": {"power": 2}}}}, "make them equal"),

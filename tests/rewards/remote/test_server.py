@@ -1,8 +1,10 @@
 """The HTTP interface: what is refused, with what status, and what is counted."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -11,11 +13,18 @@ import uvicorn
 
 from tests.rewards.remote.conftest import Videos
 from tests.rewards.remote.test_queue import WAIT_S, Gated
+from workflow_rl.errors import UserError
 from workflow_rl.rewards.base import score_safely
-from workflow_rl.rewards.registry import RewardTerm
+from workflow_rl.rewards.registry import RewardSpec, RewardTerm
 from workflow_rl.rewards.remote.client import ServerReward
 from workflow_rl.rewards.remote.protocol import encode_request, to_json
-from workflow_rl.rewards.remote.server import RewardService, ServerSettings, build_app, listen
+from workflow_rl.rewards.remote.server import (
+    RewardService,
+    ServerSettings,
+    build_app,
+    build_service,
+    listen,
+)
 
 SETTINGS = ServerSettings(batch_size=4, wait_s=0.0, capacity=4, max_body=200_000)
 
@@ -23,8 +32,8 @@ SETTINGS = ServerSettings(batch_size=4, wait_s=0.0, capacity=4, max_body=200_000
 class Served:
     """A service behind a socket, in a thread."""
 
-    def __init__(self, reward: Gated) -> None:
-        term = RewardTerm(reward, weight=1.0, on=None, timeout_s=None)
+    def __init__(self, reward: Gated, timeout_s: float | None = None) -> None:
+        term = RewardTerm(reward, weight=1.0, on=None, timeout_s=timeout_s)
         service = RewardService({"gated": term}, {"gated": {}}, SETTINGS)
         address = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{address.getsockname()[1]}"
@@ -111,10 +120,100 @@ def test_a_request_that_breaks_the_protocol_is_refused_with_400(
 
 
 def test_a_body_that_is_too_large_is_refused_with_413(http: httpx.Client) -> None:
-    """Also one that does not say its length."""
+    """Also one that does not say its length; one that just fits is read."""
     assert http.post("/score", content=b" " * 200_001).status_code == 413
     chunks = (b" " * 10_000 for _ in range(21))
     assert http.post("/score", content=chunks).status_code == 413
+    for content in (b" " * 200_000, (b" " * 10_000 for _ in range(20))):
+        assert http.post("/score", content=content).status_code == 400
+
+
+def _connection(served: Served, length: int) -> socket.socket:
+    """A connection on which a request of so many bytes has begun."""
+    connection = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])))
+    connection.settimeout(WAIT_S)
+    connection.sendall(
+        f"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+    )
+    return connection
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent(served: Served) -> None:
+    with _connection(served, 10**12) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413")
+
+
+def test_a_request_that_breaks_off_is_counted_and_harms_nothing(
+    http: httpx.Client, served: Served
+) -> None:
+    with _connection(served, 100) as connection:
+        connection.sendall(b'{"protocol":')
+    _wait_for_metric(served, http, 'reward_server_failures_total{cause="broke off",reward=""}', 1.0)
+    assert http.get("/health").status_code == 200
+
+
+def test_requests_samples_batches_and_reasons_are_counted(
+    http: httpx.Client, served: Served, reward: Gated, videos: Videos
+) -> None:
+    reward.gate.set()
+    body = encode_request(replace(videos(3), prompts=["p", "raise", "p"]), "gated", "png")
+    first, second, third = http.post("/score", json=body).json()["results"]
+    assert second["failure"] == "RuntimeError: no face found"
+    assert "score" in first
+    assert "score" in third
+    label = 'reward="gated"'
+    wanted = {
+        f'requests_total{{{label},status="200"}}': 1,
+        f"samples_total{{{label}}}": 3,
+        f'failures_total{{cause="RuntimeError",{label}}}': 1,
+        f"request_seconds_count{{{label}}}": 1,
+        f"batch_samples_count{{{label}}}": 1,
+        f"batch_samples_sum{{{label}}}": 3,
+        f"batch_seconds_count{{{label}}}": 1,
+        f"queue_samples{{{label}}}": 0,
+    }
+    found = {name: served.metric(http, f"reward_server_{name}") for name in wanted}
+    assert found == wanted
+
+
+def test_a_reward_that_can_no_longer_load_is_an_error_of_the_server(videos: Videos) -> None:
+    class Unready(Gated):
+        def load(self) -> None:
+            raise UserError("there is no licence")
+
+    served = Served(Unready())
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=WAIT_S) as client:
+        answer = client.post("/score", json=encode_request(videos(1), "gated", "png"))
+    served.server.should_exit = True
+    assert answer.status_code == 500
+    assert answer.json() == {"error": "UserError: there is no licence"}
+
+
+def test_the_time_limit_of_an_entry_is_that_of_its_batches(reward: Gated, videos: Videos) -> None:
+    served = Served(reward, timeout_s=0.2)
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=WAIT_S) as client:
+        answer = client.post("/score", json=encode_request(videos(2), "gated", "png")).json()
+    served.server.should_exit = True
+    assert [r["failure"] for r in answer["results"]] == ["timed out after 0.2 s"] * 2
+
+
+def test_a_server_computes_what_its_configuration_has_clients_ask_for() -> None:
+    """Two of one name have two labels, and each says its arguments."""
+    entries = [
+        RewardSpec(name="constant", args={"value": 1.0}, server={"url": "http://elsewhere"}),
+        RewardSpec(name="constant", args={"value": 2.0}),
+        RewardSpec(name="frame_change"),
+    ]
+    assert build_service(entries, SETTINGS).health()["rewards"] == {
+        "constant": {"media_kind": "any", "args": {"value": 1.0}},
+        "constant#2": {"media_kind": "any", "args": {"value": 2.0}},
+        "frame_change": {"media_kind": "video", "args": {}},
+    }
+
+
+def test_a_port_that_is_none_is_refused() -> None:
+    with pytest.raises(UserError, match=r"cannot listen on 127\.0\.0\.1:70000"):
+        listen("127.0.0.1", 70000)
 
 
 def test_a_full_queue_answers_503_and_when_to_come_again(

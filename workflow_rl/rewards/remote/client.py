@@ -130,12 +130,16 @@ class ServerReward(RemoteReward):
                 f"`workflow-rl reward-server CONFIG` and wait until it says that it is ready "
                 f"(server.wait_s waits for it), or set server.url"
             ) from None
-        if health.get("protocol") != PROTOCOL or not isinstance(health.get("rewards"), dict):
+        rewards = health.get("rewards")
+        if (
+            health.get("protocol") != PROTOCOL
+            or not isinstance(rewards, dict)
+            or not all(isinstance(about, dict) for about in rewards.values())
+        ):
             raise UserError(
                 f"{self.url}/health speaks no protocol {PROTOCOL} of rewards: set server.url to a "
                 f"reward server of this version"
             )
-        rewards = health["rewards"]
         if self._reward not in rewards:
             raise UserError(
                 f"the reward server {self.url} has no reward {self._reward!r}: "
