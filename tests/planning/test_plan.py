@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxPipeline, WanImageToVideoPipeline
+from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from workflow_rl.cli.main import app
+from workflow_rl.cli.plan_view import change_table
 from workflow_rl.embedded.pretrain import CHECKPOINTS, IMAGE_FOLDER, VIDEO_FOLDER
 from workflow_rl.models import build_card
+from workflow_rl.planning.advice import Change
 from workflow_rl.planning.architecture import find_architecture
 from workflow_rl.planning.modules import build_modules
 from workflow_rl.request import TaskType
@@ -113,6 +117,30 @@ def test_a_text_longer_than_training_would_take_is_one_line() -> None:
     assert result.exit_code == 2
     message = "stages.i2v.max_sequence_length is 129, but ltx takes at most 128 text tokens"
     assert message in result.output + str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("stages.t2i.train_modules=[nope]", "stages.t2i.train_modules names 'nope', which is no"),
+        (
+            "evaluation.num_inference_steps=1",
+            "evaluation.num_inference_steps is 1 for every stage: stages.i2v.num_inference_steps",
+        ),
+    ],
+)
+def test_what_train_refuses_is_refused_in_the_same_line(override: str, says: str) -> None:
+    asked = ["plan", QUICKSTART, "stages.i2v.model=LTX-Video", override]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_an_override_to_copy_is_whole_in_a_narrow_terminal() -> None:
+    change = Change("stages.i2v.memory.gradient_checkpointing", True, "more time " * 9, 10**9)
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(change_table([change]))
+    assert " stages.i2v.memory.gradient_checkpointing=true " in console.export_text()
 
 
 def test_embedded_models_are_counted_at_their_own_defaults(quickstart: dict[str, Any]) -> None:

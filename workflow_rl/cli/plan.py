@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,8 +11,10 @@ import typer
 from rich.console import Console
 
 from workflow_rl.cli.arguments import ConfigArgument, OverridesArgument
-from workflow_rl.cli.preflight import read_prompts
-from workflow_rl.config import RunConfig, load_config
+from workflow_rl.cli.preflight import check_evaluation_steps, read_prompts
+from workflow_rl.config import RunConfig, StageConfig, load_config
+from workflow_rl.config.families import FAMILIES
+from workflow_rl.config.model_folder import check_model_json
 from workflow_rl.embedded.folders import EMBEDDED_FOLDERS
 from workflow_rl.errors import UserError
 from workflow_rl.planning.architecture import Architecture, find_architecture
@@ -67,6 +71,7 @@ def plan(
         )
         for name, stage in config.stages.items()
     }
+    check_evaluation_steps(config, partial(_check_model, architectures))
     num_prompts, num_evaluated, notes = _prompts(config, gpus)
     hardware = (gpus, gpu_memory, peak_tflops, utilisation)
     numbers, advice, more = _count(config, architectures, (num_prompts, num_evaluated), hardware)
@@ -79,6 +84,12 @@ def plan(
         typer.echo(json.dumps(as_dict(numbers, advice, notes), indent=1))
     else:
         show(Console(), numbers, advice, notes)
+
+
+def _check_model(architectures: Mapping[str, Architecture], name: str, stage: StageConfig) -> None:
+    architecture = architectures[name]
+    if architecture.pipeline in FAMILIES:
+        check_model_json(architecture.read, architecture.source, f"stages.{name}.model", stage)
 
 
 def _check_options(gpus: int, gpu_memory: float, peak_tflops: float, utilisation: float) -> None:

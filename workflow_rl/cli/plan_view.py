@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from workflow_rl.planning.advice import Advice
+from workflow_rl.planning.advice import Advice, Change
 from workflow_rl.planning.memory import StageMemory
 from workflow_rl.planning.run import GIGABYTE, RunNumbers
 from workflow_rl.planning.stage import StageNumbers
@@ -120,12 +120,18 @@ def _summary(numbers: RunNumbers) -> str:
     )
 
 
+def change_table(changes: Sequence[Change]) -> Table:
+    """Return what to change; an override is there to be copied, so that others are cut first."""
+    change_column = Column("change", no_wrap=True)
+    table = Table(change_column, "what it costs", "peak then, GB", title="What to change")
+    for change in changes:
+        table.add_row(change.override, change.cost, _gb(change.peak))
+    return table
+
+
 def _show_advice(console: Console, numbers: RunNumbers, advice: Advice) -> None:
     if advice.changes:
-        table = Table("change", "what it costs", "peak then, GB", title="What to change")
-        for change in advice.changes:
-            table.add_row(change.override, change.cost, _gb(change.peak))
-        console.print(table)
+        console.print(change_table(advice.changes))
     if not advice.after.fits:
         peak = advice.after.peak
         memory = _gb(numbers.hardware.gpu_memory)

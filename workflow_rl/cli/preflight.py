@@ -3,7 +3,7 @@
 All but `check_hardware` and `check_rewards_import` work without PyTorch. Nothing here writes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def check_inputs(config: RunConfig) -> None:
     _check_reward_media(config)
     _check_loggers(config)
     check_stages(config.stages)
-    _check_evaluation_steps(config)
+    check_evaluation_steps(config, check_stage_model)
     for records in (prompts, eval_prompts):
         check_frames(config.stages, [r.first_frame for r in records if r.first_frame is not None])
 
@@ -88,13 +88,20 @@ def with_commits(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"stages": stages})
 
 
-def _check_evaluation_steps(config: RunConfig) -> None:
+def check_evaluation_steps(config: RunConfig, check: Callable[[str, StageConfig], None]) -> None:
+    """Check each stage with the steps of evaluations; ``check`` is that of a stage's model.
+
+    Raises
+    ------
+    UserError
+        If a model can't make so few.
+    """
     steps = config.evaluation.num_inference_steps
     if steps is None:
         return
     for name, stage in config.stages.items():
         try:
-            check_stage_model(name, stage.model_copy(update={"num_inference_steps": steps}))
+            check(name, stage.model_copy(update={"num_inference_steps": steps}))
         except UserError as error:
             raise UserError(
                 f"evaluation.num_inference_steps is {steps} for every stage: {error}"

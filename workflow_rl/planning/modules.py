@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_iter
 from workflow_rl.config.lora import LoRAConfig
 from workflow_rl.config.lora_file import lora_layout
 from workflow_rl.config.stage import StageConfig
+from workflow_rl.config.train_modules import check_parts, has_part
 from workflow_rl.errors import UserError
 from workflow_rl.planning.architecture import Architecture
 
@@ -112,11 +113,9 @@ def select_trained(
         trained = {n: p for n, p in every.items() if ".lora_A." in n or ".lora_B." in n}
     else:
         parts = stage.train_modules
-        for part in parts:
-            if not any(f".{part}." in f".{name}." for name in every):
-                raise UserError(f"{where}.train_modules: {part!r} is no part of the model")
+        check_parts(every, parts, f"{where}.train_modules")
         trained = {
-            n: p for n, p in every.items() if not parts or any(f".{x}." in f".{n}." for x in parts)
+            n: p for n, p in every.items() if not parts or any(has_part(n, x) for x in parts)
         }
     for parameter in trained.values():
         parameter.requires_grad_(True)
