@@ -3,8 +3,8 @@
 A tensor on :data:`OTHER` holds a CPU tensor that computes for it. As on CUDA, an operation whose
 tensors are on two devices raises, unless it moves one, a lone value is combined with a tensor of
 the device, or a tensor of the device is indexed by one of the CPU. Nothing reaches numpy or a list
-of numbers without being asked for. Not simulated: streams, kernels, precision, and
-``tensor.data = `` from one device to another.
+of numbers without being asked for. Not simulated: streams, kernels, precision, checkpointed
+gradients (the recomputation runs in a thread that knows nothing of this), and ``tensor.data = ``.
 
 Autograd needs a device that PyTorch knows. ``import`` registers one, which
 ``torch.accelerator`` does not count as available.
@@ -70,6 +70,9 @@ class OtherTensor(torch.Tensor):
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.held.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
 
     def tolist(self) -> Any:
         return self.held.tolist()
