@@ -95,6 +95,18 @@ def test_an_environment_without_workflow_rl_is_told_before_the_run(environment: 
         reward.load()
 
 
+@pytest.mark.parametrize("text", ["hi", "welcome to this environment"])
+def test_an_interpreter_that_prints_is_refused(tmp_path: Path, text: str) -> None:
+    """What it printed would be read as the length of an answer."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\necho "{text}"\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    reward = ProcessReward(ENTRY, name="moody", media_kind="any", python=program)
+    with pytest.raises(UserError, match="printed something before it was ready"):
+        reward.load()
+    assert reward.pid is None
+
+
 def test_a_package_of_its_own_virtual_environment_scores(environment: Path, videos: Videos) -> None:
     """The run cannot import what the reward is written in."""
     (packages,) = environment.glob("lib/python*/site-packages")

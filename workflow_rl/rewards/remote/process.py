@@ -22,6 +22,7 @@ from workflow_rl.rewards.remote.base import RemoteReward, in_background
 from workflow_rl.rewards.remote.protocol import (
     LENGTH,
     PROTOCOL,
+    ProtocolError,
     decode_results,
     encode_request,
     from_json,
@@ -30,6 +31,9 @@ from workflow_rl.rewards.remote.protocol import (
 
 END_S = 5.0
 """Seconds that a process whose output has ended gets to end."""
+
+MAX_GREETING = 2**20
+"""Bytes of what a process says when it is ready; text that was printed reads as a larger number."""
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +192,14 @@ class ProcessReward(RemoteReward):
         path = [os.getcwd()] if self._python else [p or os.getcwd() for p in sys.path]
         first = to_json({"protocol": PROTOCOL, "reward": self._entry, "path": path})
         try:
-            greeting = from_json(await _exchange(process, first))
+            greeting = from_json(await _exchange(process, first, MAX_GREETING))
+        except ProtocolError:
+            process.kill()
+            raise UserError(
+                f"the process of reward {self.name!r} printed something before it was ready: "
+                f"{Path(python)} and what it imports at its start must not write to the standard "
+                f"output; let them write to the standard error"
+            ) from None
         except (OSError, asyncio.IncompleteReadError):
             how = await _how_it_ended(process)
             raise UserError(
@@ -209,15 +220,24 @@ def _request(batch: RewardBatch, reward: str) -> bytes:
     return to_json(encode_request(batch, reward, "float32"))
 
 
-async def _exchange(process: Process, body: bytes) -> bytes:
-    """Send one message and read one."""
+async def _exchange(process: Process, body: bytes, most: int | None = None) -> bytes:
+    """Send one message and read one, of ``most`` bytes.
+
+    Raises
+    ------
+    ProtocolError
+        What comes is no message of so many bytes; its length would be waited for in vain.
+    """
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the process has no pipes")
     process.stdin.write(LENGTH.pack(len(body)))
     process.stdin.write(body)
     await process.stdin.drain()
     head = await process.stdout.readexactly(LENGTH.size)
-    return await process.stdout.readexactly(LENGTH.unpack(head)[0])
+    length: int = LENGTH.unpack(head)[0]
+    if most is not None and length > most:
+        raise ProtocolError(f"a message of {length} bytes")
+    return await process.stdout.readexactly(length)
 
 
 async def _how_it_ended(process: Process) -> str:
