@@ -118,7 +118,7 @@ class _Made(TorchDispatchMode):
 
 
 class _MadeOfValues(TorchFunctionMode):
-    """Makes tensors of Python's numbers on the other device: PyTorch does it in C++."""
+    """Makes tensors and indices of Python's numbers: PyTorch does it in C++."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -130,6 +130,8 @@ class _MadeOfValues(TorchFunctionMode):
             there, make = "device" not in options, torch.tensor
             options = {"dtype": args[0].dtype} | options
             args = args[1:]
+        if func is torch.Tensor.__getitem__ and isinstance(args[0], OtherTensor):
+            args = (args[0], tree_map(_as_index, args[1], is_leaf=lambda x: isinstance(x, list)))
         if not there:
             return make(*args, **options)
         options.pop("device", None)
@@ -181,6 +183,10 @@ def _refuse_mixed(func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
 
 def _others(args: Any, kwargs: Mapping[str, Any]) -> list[OtherTensor]:
     return [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, OtherTensor)]
+
+
+def _as_index(value: Any) -> Any:
+    return torch.tensor(value) if isinstance(value, list) else value
 
 
 def _is_other(device: Any) -> bool:
