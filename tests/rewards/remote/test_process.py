@@ -91,7 +91,7 @@ def environment(tmp_path: Path) -> Path:
 
 def test_an_environment_without_workflow_rl_is_told_before_the_run(environment: Path) -> None:
     reward = ProcessReward(ENTRY, name="moody", media_kind="any", python=_python(environment))
-    with pytest.raises(UserError, match="must be able to import workflow_rl and torch"):
+    with pytest.raises(UserError, match="must be able to import workflow_rl, torch, numpy"):
         reward.load()
 
 

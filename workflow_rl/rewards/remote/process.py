@@ -204,7 +204,8 @@ class ProcessReward(RemoteReward):
             how = await _how_it_ended(process)
             raise UserError(
                 f"the process of reward {self.name!r} {how} before it was ready: see what it "
-                f"printed; {Path(python)} must be able to import workflow_rl and torch"
+                f"printed; {Path(python)} must be able to import workflow_rl, "
+                f"torch, numpy, av and PIL"
             ) from None
         except asyncio.CancelledError:
             process.kill()
