@@ -349,6 +349,11 @@ def test_each_criterion_is_read_at_its_own_token_wherever_the_tokens_are_split()
     assert expected_labels(tokens, ["a", "b"], range(1, 6)) == {"a": 2.0, "b": 5.0}
 
 
+def test_a_criterion_with_two_labels_is_no_answer() -> None:
+    with pytest.raises(ValueError, match="did not answer with a but"):
+        parse_answer('{"a": 1, "a": 5}', ["a"], range(1, 6))
+
+
 def test_labels_with_little_of_the_probability_are_no_answer() -> None:
     tokens = [Token('{"a":', []), Token("1", [("1", math.log(0.4)), ("The", math.log(0.6))])]
     with pytest.raises(ValueError, match=r"only 0\.40"):

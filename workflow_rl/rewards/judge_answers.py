@@ -50,7 +50,7 @@ def parse_answer(text: object, criteria: Sequence[str], labels: Sequence[int]) -
     """
     shown = " ".join(str(text).split())[:80]
     try:
-        answer = json.loads(text) if isinstance(text, str) else None
+        answer = json.loads(text, object_pairs_hook=_each_once) if isinstance(text, str) else None
     except ValueError:
         answer = None
     if not isinstance(answer, dict) or set(answer) != set(criteria):
@@ -59,6 +59,14 @@ def parse_answer(text: object, criteria: Sequence[str], labels: Sequence[int]) -
         if type(label) is not int or label not in labels:
             raise ValueError(f"the judge gave {name} {label!r}, which is none of {list(labels)}")
     return {name: float(answer[name]) for name in criteria}
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object that has a key twice: which of the two is meant, nobody knows."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key twice")
+    return found
 
 
 def expected_labels(

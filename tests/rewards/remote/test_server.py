@@ -32,9 +32,14 @@ SETTINGS = ServerSettings(batch_size=4, wait_s=0.0, capacity=4, max_body=200_000
 class Served:
     """A service behind a socket, in a thread."""
 
-    def __init__(self, reward: Gated, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        reward: Gated,
+        timeout_s: float | None = None,
+        settings: ServerSettings = SETTINGS,
+    ) -> None:
         term = RewardTerm(reward, weight=1.0, on=None, timeout_s=timeout_s)
-        service = RewardService({"gated": term}, {"gated": {}}, SETTINGS)
+        service = RewardService({"gated": term}, {"gated": {}}, settings)
         address = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{address.getsockname()[1]}"
         config = uvicorn.Config(build_app(service), log_level="critical")
@@ -174,6 +179,22 @@ def test_requests_samples_batches_and_reasons_are_counted(
     }
     found = {name: served.metric(http, f"reward_server_{name}") for name in wanted}
     assert found == wanted
+
+
+def test_what_waits_is_joined_to_batches_of_the_servers_size(reward: Gated, videos: Videos) -> None:
+    """Four samples that wait are two batches, after that of the one that is being scored."""
+    served = Served(reward, settings=replace(SETTINGS, batch_size=2))
+    client = ServerReward(served.url, name="gated", media_kind="video", batch_size=1, in_flight=8)
+    client.load()
+    futures = [client.submit(videos(1))]
+    assert reward.entered.acquire(timeout=WAIT_S)
+    futures += [client.submit(videos(1)) for _ in range(4)]
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=WAIT_S) as http:
+        _wait_for_metric(served, http, 'reward_server_queue_samples{reward="gated"}', 4.0)
+        reward.gate.set()
+        assert all(future.result(WAIT_S).failures == {} for future in futures)
+        assert served.metric(http, 'reward_server_batch_samples_count{reward="gated"}') == 3
+    served.server.should_exit = True
 
 
 def test_a_reward_that_can_no_longer_load_is_an_error_of_the_server(videos: Videos) -> None:
