@@ -45,6 +45,19 @@ def test_the_table_has_a_row_per_variant_and_says_against_what(tmp_path: Path) -
     assert all(len(row) == len(table.heads) for row in table.rows)
 
 
+def test_without_a_shared_run_nothing_is_compared_with_it(tmp_path: Path) -> None:
+    """The column, its explanation and the terminal's: all there or none."""
+    for done in (1, None):  # jobs go seed by seed: of one, only nested is finished
+        result = make_result(tmp_path / str(done), done=done)
+        shown = io.StringIO()
+        show_result(result, [], Console(file=shown, width=200))
+        words = " ".join(tables.explanations(result)) + shown.getvalue()
+        assert ("shared's best" in words) == (done is None)
+        for table in (tables.main_table(result), tables.run_table(result)):
+            assert any("shared's best" in head for head in table.heads) == (done is None)
+            assert all(len(row) == len(table.heads) for row in table.rows)
+
+
 def test_what_was_checked_is_said(tmp_path: Path) -> None:
     equality, control = tables.facts(make_result(tmp_path))
     assert equality.startswith("Checked: each of the 10 finished runs made 48 videos")

@@ -37,9 +37,14 @@ def main_table(result: AblationResult) -> Table:
         f"change [{level}]",
         f"against {result.reference} [{level}]",
         "seeds ahead",
-        f"{result.output_name} to {SHARED}'s best",
+        *if_shared(result, f"{result.output_name} to {SHARED}'s best"),
     )
     return Table("Variants", heads, tuple(_variant_row(v, result) for v in result.variants))
+
+
+def if_shared(result: AblationResult, cell: str) -> tuple[str, ...]:
+    """Return a cell of the column that compares with the shared runs, none where none finished."""
+    return (cell,) if result.to_shared else ()
 
 
 def _variant_row(variant: VariantResult, result: AblationResult) -> tuple[str, ...]:
@@ -50,7 +55,8 @@ def _variant_row(variant: VariantResult, result: AblationResult) -> tuple[str, .
         " to ".join(dict.fromkeys(str(counts[i]) for i in (0, -1))),
     )
     if variant.change is None:
-        return (*head, *[UNKNOWN] * 3, moved(variant), UNKNOWN, UNKNOWN)
+        figures = (*[UNKNOWN] * 3, moved(variant), UNKNOWN)
+        return (*head, *figures, *if_shared(result, UNKNOWN))
     return (
         *head,
         number(variant.change.before),
@@ -58,7 +64,7 @@ def _variant_row(variant: VariantResult, result: AblationResult) -> tuple[str, .
         interval(variant.change),
         interval(variant.against),
         ahead(variant),
-        _to_shared(variant, result),
+        *if_shared(result, _to_shared(variant, result)),
     )
 
 
@@ -110,7 +116,7 @@ def run_table(result: AblationResult) -> Table:
         "before",
         "after",
         f"change [{percent(result.confidence)}]",
-        f"{result.output_name} to {SHARED}'s best",
+        *if_shared(result, f"{result.output_name} to {SHARED}'s best"),
         *shares,
     )
     return Table("Runs", heads, tuple(_run_row(run, result) for run in result.runs))
@@ -120,10 +126,10 @@ def _run_row(run: RunResult, result: AblationResult) -> tuple[str, ...]:
     head = (run.name, str(run.videos), str(run.denoising_steps))
     shares = [percent(run.variance[stage]) for stage in result.stages]
     if run.variant == CONSTANT:
-        return (*head, *[UNKNOWN] * 4, *shares)
+        return (*head, *[UNKNOWN] * 3, *if_shared(result, UNKNOWN), *shares)
     change = run.change
     figures = (number(change.before), number(change.after), interval(change))
-    return (*head, *figures, reached(run, result), *shares)
+    return (*head, *figures, *if_shared(result, reached(run, result)), *shares)
 
 
 def reached(run: RunResult, result: AblationResult) -> str:
@@ -228,8 +234,12 @@ def explanations(result: AblationResult) -> list[str]:
         f"Intervals: {level}, of the difference on the same prompts and noise, bootstrapped over "
         "prompts. They say nothing about other seeds of training: for that look at how many seeds "
         f"of a variant end above {result.reference} (seeds ahead).",
-        f"{result.output_name.capitalize()} to {SHARED}'s best: made until the run first reached "
-        f"the best level of the {SHARED} run of its seed, as finely as evaluation.every.",
+        *if_shared(
+            result,
+            f"{result.output_name.capitalize()} to {SHARED}'s best: made until the run first "
+            f"reached the best level of the {SHARED} run of its seed, as finely as "
+            "evaluation.every.",
+        ),
         "Variance from a stage: its share of the reward's variance within a prompt, mean over the "
         "iterations.",
     ]

@@ -59,9 +59,9 @@ def variant_table(result: AblationResult) -> Table:
 
 def run_table(result: AblationResult) -> Table:
     """One line per run whose reward can be compared."""
-    best = f"{result.output_name} to\n{SHARED}'s best"
+    best = tables.if_shared(result, f"{result.output_name} to\n{SHARED}'s best")
     change = f"change [{percent(result.confidence)}]"
-    table = _table("Held-out reward of the runs", "run", "before", "after", change, best)
+    table = _table("Held-out reward of the runs", "run", "before", "after", change, *best)
     for run in result.runs:
         if run.variant != CONSTANT:
             _add_row(
@@ -70,7 +70,7 @@ def run_table(result: AblationResult) -> Table:
                 number(run.change.before),
                 number(run.change.after),
                 tables.interval(run.change),
-                tables.reached(run, result),
+                *tables.if_shared(result, tables.reached(run, result)),
             )
     return table
 
