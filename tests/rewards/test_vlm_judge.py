@@ -234,7 +234,10 @@ def test_a_reply_that_is_no_completion_fails(server: Server, body: object) -> No
 
 
 def test_fewer_answers_than_asked_for_fail(server: Server) -> None:
-    assert_failed(score_safely(server.judge(samples=3), videos(1)), "1 answers of 3")
+    assert_failed(
+        score_safely(server.judge(samples=3), videos(1)),
+        "1 of 3 answers: where its server knows no n, use samples 1",
+    )
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

@@ -227,7 +227,10 @@ class VlmJudge(RemoteReward):
         wanted = 1 if by_logprob else self.samples
         choices = list(reply.choices or ())
         if len(choices) != wanted:
-            raise ValueError(f"the judge gave {len(choices)} answers of {wanted}")
+            raise ValueError(
+                f"the judge gave {len(choices)} of {wanted} answers: where its server knows no n, "
+                "use samples 1"
+            )
         read = self._expected if by_logprob else self._written
         answers = [read(choice) for choice in choices]
         span = self.labels[-1] - self.labels[0]
