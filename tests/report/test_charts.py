@@ -62,6 +62,13 @@ def test_without_values_the_chart_says_so() -> None:
     assert "no values yet" in Chart("t", [Series("s", [0], [math.nan])]).svg
 
 
+def test_a_count_has_no_half() -> None:
+    svg = Chart("Reward", [Series("reward", [1, 2], [0.0, 1.0])]).svg
+    assert re.findall(r'class="x-tick"[^>]*>([^<]*)<', svg) == ["1", "2"]
+    svg = Chart("Reward", [Series("reward", [0.5, 2], [0.0, 1.0])]).svg
+    assert "1.5" in re.findall(r'class="x-tick"[^>]*>([^<]*)<', svg)
+
+
 def test_labels_are_escaped() -> None:
     svg = Chart('<b>"', [Series("<i>", [0, 1], [0.0, 1.0], markers=True)]).svg
     assert "<b>" not in svg

@@ -157,8 +157,11 @@ def _scales(chart: Chart, shown: Sequence[Series]) -> tuple[Scale, Scale]:
     if chart.from_zero:
         values.append(0.0)
     y_ticks = nice_ticks(*_spread([v for v in values if math.isfinite(v)]))
-    x_low, x_high = _spread([x for s in shown for x in s.x])
+    xs = [x for s in shown for x in s.x]
+    x_low, x_high = _spread(xs)
     x_ticks = tuple(t for t in nice_ticks(x_low, x_high, 5) if x_low <= t <= x_high)
+    if all(float(x).is_integer() for x in xs):  # counts, of which there is no half
+        x_ticks = tuple(tick for tick in x_ticks if tick.is_integer())
     return (
         Scale(x_low, x_high, LEFT, WIDTH - RIGHT, x_ticks),
         Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP, y_ticks),
