@@ -34,9 +34,9 @@ def own_memory(module: Module) -> Module:
 
     What safetensors reads is a view of the file: without a copy, a file that is written again while
     the model is in use changes its weights, and one that gets shorter kills the process. A single
-    tensor that was not cast also keeps the whole file in memory. And a view lies at any address: on
-    some processors a copy of it, at an aligned one, computes other last bits, so that a stage that
-    slept and woke would differ.
+    tensor that was not cast also keeps the whole file in memory. And a view lies at any address:
+    on some processors (an AMD EPYC was seen) a matrix at a multiple of 4 bytes, not of 16, gives
+    other last bits than its copy, so that a stage that slept and woke would differ.
     """
     for tensor in chain(module.parameters(), module.buffers()):
         if tensor.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""A folder with a tiny Qwen2-VL, for the rewards that are made of one."""
+"""What several tests of rewards need: a folder with a tiny Qwen2-VL, a proxy that is not there."""
 
 from pathlib import Path
 
@@ -24,3 +24,12 @@ def folder(tmp_path: Path, qwen_base: str) -> Path:
     """A folder with the base model in ``base``."""
     (tmp_path / "base").symlink_to(qwen_base)
     return tmp_path
+
+
+@pytest.fixture
+def absent_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the environment name a proxy, at a port where there is none."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)

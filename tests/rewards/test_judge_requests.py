@@ -169,15 +169,11 @@ def test_a_video_shorter_than_the_frames_shown_is_shown_once(server: Busy) -> No
     assert len(server.requests[0]["messages"][1]["content"]) == 1 + 3
 
 
+@pytest.mark.usefixtures("absent_proxy")
 @pytest.mark.parametrize("use_proxy", [False, True])
 def test_a_proxy_of_the_environment_is_used_where_it_is_asked_for(
-    server: Busy, use_proxy: bool, monkeypatch: pytest.MonkeyPatch
+    server: Busy, use_proxy: bool
 ) -> None:
-    """There is none at that port."""
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
     server.reply = lambda request: GOOD
     judge = server.judge(frames=1, use_proxy=use_proxy)
     if use_proxy:

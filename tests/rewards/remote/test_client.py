@@ -168,14 +168,8 @@ def test_what_a_server_has_by_another_name_and_for_any_media_is_found(
     assert server.requests[0]["reward"] == "mean"
 
 
-def test_no_proxy_of_the_environment_comes_between(
-    server: FaultyServer, videos: Videos, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is none at that port."""
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.usefixtures("absent_proxy")
+def test_no_proxy_of_the_environment_comes_between(server: FaultyServer, videos: Videos) -> None:
     assert score_safely(server.reward(), videos(1)).failures == {}
 
 
